@@ -1,0 +1,1 @@
+"""Figures, widgets and live training behind a page."""

@@ -1,0 +1,1 @@
+"""What is learned: texts, images and lists, as batches of tensors."""

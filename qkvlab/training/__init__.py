@@ -1,0 +1,1 @@
+"""The training loop, its optimisers and recipes, and the records it leaves on disk."""
