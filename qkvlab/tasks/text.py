@@ -1,0 +1,297 @@
+"""Text: the shipped corpora and any text of your own, as characters, own byte-pair pieces, or GPT-2's.
+
+A corpus is one row of token ids, cut into a training and a validation part that never touch. Documents are packed one
+after the other, each followed by an end-of-text token where a corpus has documents (the shipped ones are one text), so
+there is no padding inside; where a lone short row must be padded, its y is -100 and nothing is scored there.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+import numpy as np
+import tiktoken
+import torch
+from torch import Tensor
+
+from .sources import DataError, path_of
+
+END = "<|endoftext|>"
+# GPT-2's split into words (its encoder.py), written out so that no version of tiktoken can change our pieces.
+PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+FILE = {
+    "shakespeare": "shakespeare_gutenberg_9plays.txt",
+    "sotu": "sotu_1900_2021.txt.gz",
+    "tinyshakespeare": "tinyshakespeare.txt",
+}
+ROOM = 8_000_000  # characters of a corpus of your own that are held at a time
+Piece = tuple[str, bool]  # some text, and whether its document ends with it
+
+
+# ---------------------------------------------------------------------------------------------------------- tokenisers
+class Characters:
+    """One id for each character of `alphabet`; when `open`, two more: end of text, and any other character."""
+
+    def __init__(self, alphabet: str, open: bool = False):
+        self.alphabet = alphabet
+        codes = _codes(alphabet)
+        self._table = np.full(int(codes.max()) + 2, -1, np.int32)  # the last entry stands for all higher codes
+        self._table[codes] = np.arange(len(alphabet))
+        self._names = [*alphabet, END, "\N{REPLACEMENT CHARACTER}"] if open else [*alphabet]
+        self.size = len(self._names)
+        self.end = len(alphabet) if open else None
+        self.unknown = len(alphabet) + 1 if open else None
+
+    def ids(self, text: str) -> np.ndarray:
+        ids = self._table[np.minimum(_codes(text), len(self._table) - 1)]
+        if (ids < 0).any():
+            if self.unknown is None:
+                other = sorted({c for c, i in zip(text, ids, strict=True) if i < 0})
+                shown = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in other[:5]) + (", ..." if other[5:] else "")
+                allowed = "".join(self.alphabet)
+                raise ValueError(f"this vocabulary has no character {shown}; it has {len(allowed)}: {allowed!r}")
+            ids[ids < 0] = self.unknown
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(self._names[i] for i in ids)
+
+
+class Pieces:
+    """Byte-pair pieces by a tiktoken encoding: every text has ids, and ids of whole texts decode exactly."""
+
+    unknown = None
+
+    def __init__(self, encoding: tiktoken.Encoding, end: int | None):
+        self.encoding, self.end = encoding, end
+        self.size = encoding.n_vocab
+
+    def ids(self, text: str) -> np.ndarray:
+        return np.array(self.encoding.encode_ordinary(text), np.int64)
+
+    def decode(self, ids: list[int]) -> str:
+        return self.encoding.decode(ids)
+
+
+def _codes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+@lru_cache(maxsize=8)
+def _pieces(tokens: str, path: Path, documents: bool) -> Pieces:
+    if tokens == "gpt2":
+        ranks = gpt2_ranks(path.read_text("utf-8"))
+    else:
+        ranks = dict(list(read_ranks(path).items())[: int(tokens.removeprefix("bpe"))])
+    special = {END: len(ranks)} if documents or tokens == "gpt2" else {}
+    encoding = tiktoken.Encoding(tokens, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    return Pieces(encoding, len(ranks) if documents else None)
+
+
+def pieces(tokens: str, documents: bool = False) -> Pieces:
+    """The byte-pair tokeniser bpe512, bpe1024 (trained on our Shakespeare's training part) or gpt2, from shipped files.
+
+    With `documents`, an end-of-text token is there to separate them. GPT-2's vocabulary always has it.
+    """
+    return _pieces(tokens, path_of("gpt2_vocab.bpe" if tokens == "gpt2" else "bpe1024.tiktoken"), documents)
+
+
+def gpt2_ranks(merges: str) -> dict[bytes, int]:
+    """GPT-2's 50,256 ranks from its published list of merges: 256 bytes in GPT-2's order, then one for each merge."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    order = plain + [b for b in range(256) if b not in plain]
+    symbols = [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]  # GPT-2 writes bytes as these
+    byte = dict(zip(symbols, order, strict=True))
+    ranks = {bytes([b]): i for i, b in enumerate(order)}
+    for line in merges.splitlines()[1:]:
+        ranks[bytes(byte[c] for c in line.replace(" ", ""))] = len(ranks)
+    return ranks
+
+
+def train_bpe(text: str, size: int) -> dict[bytes, int]:
+    """Byte-pair ranks learned from `text`: 256 single bytes, then size - 256 merges of the most frequent pair.
+
+    Ties go to the pair that was learned first, so the result is the same on every machine (Sennrich et al. 2016, on
+    bytes as in GPT-2). A smaller vocabulary is the beginning of a larger one.
+    """
+    import regex  # comes with tiktoken
+
+    words = Counter(regex.findall(PATTERN, text))
+    spelling = [list(word.encode()) for word in words]  # ids, which for single bytes are the bytes themselves
+    counts = list(words.values())
+    pairs: Counter[tuple[int, int]] = Counter()
+    where: dict[tuple[int, int], set[int]] = {}
+    for i, word in enumerate(spelling):
+        for pair in zip(word, word[1:], strict=False):
+            pairs[pair] += counts[i]
+            where.setdefault(pair, set()).add(i)
+    tokens = [bytes([b]) for b in range(256)]
+    while len(tokens) < size:
+        best = max(pairs, key=lambda p: (pairs[p], -p[0], -p[1]))
+        new = len(tokens)
+        tokens.append(tokens[best[0]] + tokens[best[1]])
+        for i in where.pop(best):
+            old, word, j = spelling[i], [], 0
+            while j < len(old):
+                word.append(new if (joined := tuple(old[j : j + 2]) == best) else old[j])
+                j += 2 if joined else 1
+            for pair in zip(old, old[1:], strict=False):
+                pairs[pair] -= counts[i]
+            for pair in zip(word, word[1:], strict=False):
+                pairs[pair] += counts[i]
+                where.setdefault(pair, set()).add(i)
+            spelling[i] = word
+        del pairs[best]
+    return {token: rank for rank, token in enumerate(tokens)}
+
+
+def write_ranks(ranks: dict[bytes, int]) -> str:
+    """tiktoken's text format: a piece in base64 and its rank, one a line."""
+    return "".join(f"{base64.b64encode(piece).decode()} {rank}\n" for piece, rank in ranks.items())
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """The ranks in a file of tiktoken's text format."""
+    rows = (line.split() for line in path.read_text("ascii").splitlines())
+    return {base64.b64decode(piece): int(rank) for piece, rank in rows}
+
+
+# ---------------------------------------------------------------------------------------------------------------- task
+class TextTask:
+    """Next-token prediction on one corpus. x and y are (rows, context) int64, y is x shifted by one.
+
+    `stream` is what is left of a corpus too large to hold (see `own`): ids that replace the oldest ones, one for each
+    id drawn. Then `batch` depends on how much was drawn before, and `seek` takes a fresh task to the same place.
+    """
+
+    kind: Literal["text"] = "text"
+
+    def __init__(
+        self,
+        name: str,
+        tokens: Characters | Pieces,
+        train: np.ndarray,
+        valid: np.ndarray,
+        chars_per_token: float,
+        stream: Iterator[np.ndarray] | None = None,
+    ):
+        self.name, self.tokens, self.chars_per_token = name, tokens, chars_per_token
+        self.inputs = self.outputs = tokens.size
+        self.unit = "nats per character" if isinstance(tokens, Characters) else "nats per token"
+        small = np.uint16 if tokens.size <= 2**16 else np.uint32
+        self._train, self._valid = train.astype(small), valid.astype(small)
+        self._stream, self._oldest, self._read = stream, 0, 0
+        self.drawn = 0  # ids drawn by `batch` so far
+
+    def batch(self, rng: np.random.Generator, size: int, context: int) -> tuple[Tensor, Tensor]:
+        """`size` windows at random places of the training part. Raises ValueError where it is shorter than one."""
+        room = len(self._train) - context
+        if room < 1:
+            raise ValueError(f"context={context}: the training part of {self.name} has {len(self._train)} tokens; "
+                             f"at most {len(self._train) - 1} fit")  # fmt: skip
+        places = rng.integers(0, room, size)[:, None] + np.arange(context + 1)
+        if self._stream is not None:  # the oldest id comes first, so that no window crosses the seam
+            places = (places + self._oldest) % len(self._train)
+        window = torch.from_numpy(self._train[places].astype(np.int64))
+        self.seek(self.drawn + size * context)
+        return self._scored(window[:, :-1], window[:, 1:])
+
+    def seek(self, drawn: int) -> None:
+        """Be where a task is from which `drawn` ids (steps x size x context) were drawn. Needed for a stream only."""
+        if self._stream is None:
+            return
+        if drawn < self.drawn:
+            raise ValueError(f"drawn={drawn}: {self.drawn} ids were drawn already, and a stream does not run back")
+        self.drawn = drawn
+        while self._read < drawn:
+            ids = next(self._stream)
+            places = (self._oldest + np.arange(len(ids))[-len(self._train) :]) % len(self._train)
+            self._train[places] = ids[-len(self._train) :]
+            self._oldest = (self._oldest + len(ids)) % len(self._train)
+            self._read += len(ids)
+
+    def validation(self, context: int, limit: int) -> tuple[Tensor, Tensor]:
+        """Windows that do not overlap, evenly spread over the validation part; at most `limit`.
+
+        When that part is shorter than one window, it is padded: x by 0, y by -100, which is never scored.
+        """
+        rows = (len(self._valid) - 1) // context
+        if rows == 0:
+            x, y = np.zeros((1, context), np.int64), np.full((1, context), -100)
+            x[0, : len(self._valid) - 1], y[0, : len(self._valid) - 1] = self._valid[:-1], self._valid[1:]
+            return self._scored(torch.from_numpy(x), torch.from_numpy(y))
+        chosen = np.arange(rows) if rows <= limit else np.arange(limit) * rows // limit
+        window = torch.from_numpy(self._valid[chosen[:, None] * context + np.arange(context + 1)].astype(np.int64))
+        return self._scored(window[:, :-1], window[:, 1:])
+
+    def _scored(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = x.contiguous(), y.contiguous()
+        if self.tokens.unknown is not None:
+            y[y == self.tokens.unknown] = -100
+        return x, y
+
+    def encode(self, text: str, replace: str | None = None) -> list[int]:
+        """The ids of a prompt. A character the vocabulary lacks is replaced by `replace` ("" drops it).
+
+        Raises ValueError naming it, and the ones there are, when `replace` is not given. Byte-pair pieces lack none.
+        """
+        if isinstance(self.tokens, Characters):
+            known = self.tokens.alphabet
+            if replace is not None:
+                text = "".join(c if c in known else replace for c in text)
+            return Characters(known).ids(text).tolist() if text else []
+        return self.tokens.ids(text).tolist()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; the end of a document shows as <|endoftext|>."""
+        return self.tokens.decode([int(i) for i in ids])
+
+    def token_label(self, id: int) -> str:
+        """A short name of one token for the axis of a map: spaces as ␣, line ends as ↵, never empty."""
+        return self.decode([id]).replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+
+
+def split(name: str, text: str) -> tuple[str, str]:
+    """Training and validation part of a shipped corpus.
+
+    Shakespeare: the last of the nine plays, The Tempest, is held out whole. State of the Union: the addresses from 2010
+    on. Tiny Shakespeare: the last tenth, cut where nanoGPT cuts it.
+    """
+    if name == "shakespeare":
+        cut = text.index("THE TEMPEST\n\nby William Shakespeare")
+    else:
+        cut = text.index("= 2010 ") if name == "sotu" else int(len(text) * 0.9)
+    return text[:cut], text[cut:]
+
+
+def read(name: str) -> str:
+    """The whole text of a shipped corpus. Raises DataError when its file is missing or damaged."""
+    return _unpack(path_of(FILE[name]))
+
+
+def _unpack(path: Path) -> str:
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+
+
+def shipped(name: str, tokens: str) -> TextTask:
+    """The task on shakespeare, sotu or tinyshakespeare. Raises DataError when a file is missing or damaged."""
+    return _shipped(name, tokens, path_of(FILE[name]))
+
+
+@lru_cache(maxsize=6)
+def _shipped(name: str, tokens: str, path: Path) -> TextTask:
+    train, valid = split(name, _unpack(path))
+    by = Characters("".join(sorted(set(train)))) if tokens == "char" else pieces(tokens)
+    ids = by.ids(valid)
+    return TextTask(name, by, by.ids(train), ids, len(valid) / len(ids))
+
+
+def own(data: str, tokens: str, room: int = ROOM) -> TextTask:
+    raise DataError("being written")
