@@ -243,7 +243,7 @@ def _letters(text: str, lines: tuple[str, ...]) -> str:
 
 
 def ask(key: str) -> Any:
-    """The question, its field, and folded one in the other hints and solution: one marimo element, value {key: answer}."""
+    """Question, field, and folded one in the other hints and solution: one marimo element, its value {key: answer}."""
     import marimo as mo
 
     exercise = exercises()[key]
