@@ -1,0 +1,148 @@
+"""How a run lies on disk, so that no kill, full disk or second process can leave half of something.
+
+config.json              what was asked for, and what made it
+records.jsonl            one line a step, appended
+checkpoint.safetensors   weights, optimiser state, and in the metadata the step: one file, so that it cannot be half new
+status.json              how the run ended, written when it did
+"""
+
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+CONFIG, RECORDS, CHECKPOINT, STATUS = "config.json", "records.jsonl", "checkpoint.safetensors", "status.json"
+
+
+class RunError(ValueError):
+    """A run's folder that cannot be used: the text names the file and says what to do. Nothing has been changed."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One optimiser step.
+
+    step: steps taken, from 1. loss: mean of the step's batch before the update, in the task's unit. lr: the learning
+    rate used. grad_norm: of the whole gradient, before clipping. seconds: of training so far, evaluation and saving
+    left out. val_loss, val_accuracy: after the update, on the fixed validation rows, on the steps that evaluate.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    seconds: float
+    val_loss: float | None = None
+    val_accuracy: float | None = None  # where outputs are classes
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace the file in one step: whoever reads it, at any moment and after any crash, finds the old or the new."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)  # mkstemp's files are private; a teacher's runs are read by the class
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the new name itself must survive a power cut
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Raises RunError when the file is not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}): delete the folder {path.parent} to start that run anew") from None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a run's config.json, as JSON. Raises RunError when there are none."""
+    values = read_json(path)
+    if not isinstance(values, dict) or not isinstance(values.get("config"), dict) or "model" not in values["config"]:
+        raise RunError(f"{path} is not the config.json of a run: choose another folder")
+    return values["config"]
+
+
+def record_line(record: Record) -> str:
+    return json.dumps(vars(record)) + "\n"
+
+
+def write_records(path: Path, records: Iterable[Record]) -> None:
+    write_atomic(path, "".join(map(record_line, records)).encode())
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of steps 1, 2, ...; empty without a file. A torn last line, which a crash can leave, is left out.
+
+    Raises RunError when any other line is not a record, or a step is missing.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    records: list[Record] = []
+    for number, line in enumerate(lines[:-1], start=1):  # the last piece is empty, or a line without its end
+        try:
+            record = Record(**json.loads(line))
+        except (ValueError, TypeError):
+            if number == len(lines) - 1:
+                break
+            raise RunError(f"{path}, line {number}, is not a record: delete {path.parent} to start anew") from None
+        if record.step != number:
+            raise RunError(f"{path}, line {number}, is of step {record.step}: delete {path.parent} to start anew")
+        records.append(record)
+    return records
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    """safetensors notices a file cut short but not a flipped bit; this does."""
+    crc = 0
+    for name in sorted(tensors):
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), crc))
+    return f"{crc:08x}"
+
+
+def write_checkpoint(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """`tensors` from any device; `about` is any JSON and travels in the file's metadata."""
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    metadata = {"about": json.dumps(about), "crc32": _checksum(tensors)}
+    write_atomic(path, safetensors.torch.save(tensors, metadata))
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors, on the CPU, and `about`. Raises RunError when a bit of it is not as it was written."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        about = json.loads(metadata["about"])
+        if metadata["crc32"] != _checksum(tensors):
+            raise ValueError("its checksum is another")
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise RunError(
+            f"{path} is damaged ({error}). Nothing was changed: delete that file to train from the start, "
+            "or choose another folder"
+        ) from None
+    return tensors, about
