@@ -1,0 +1,59 @@
+"""Settings that live in the address, so that a link reproduces a page, and controls that a teacher can hide.
+
+head = mo.ui.slider(0, 11, value=page.number("head", 3, 0, 11), label="head", on_change=page.keep("head"))
+page.controls(head=head, mask=mask)        # `?head=5` sets it; `?hide=mask` (comma separated) leaves it out
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import marimo as mo
+
+
+def number(name: str, default: float, low: float, high: float) -> Any:
+    """The number in the address under that name, within [low, high]; the default where there is none, or no number.
+
+    An int when the default is one.
+    """
+    try:
+        value = float(str(mo.query_params().get(name)))
+    except ValueError:
+        return default
+    if value != value:
+        return default
+    value = min(max(value, low), high)
+    return round(value) if isinstance(default, int) else value
+
+
+def choice(name: str, default: str, allowed: Sequence[str]) -> str:
+    """The word in the address under that name when it is allowed, else the default."""
+    value = str(mo.query_params().get(name))
+    return value if value in allowed else default
+
+
+def switch(name: str, default: bool) -> bool:
+    """True for 1, true, on and yes in the address, False for any other word, the default where there is none."""
+    value = mo.query_params().get(name)
+    return default if value is None else str(value).lower() in ("1", "true", "on", "yes")
+
+
+def keep(name: str) -> Callable[[Any], None]:
+    """An `on_change` that writes the control's value into the address."""
+
+    def write(value: Any) -> None:
+        mo.query_params().set(name, str(int(value) if isinstance(value, bool) else value))
+
+    return write
+
+
+def hidden(name: str) -> bool:
+    """Whether the address hides that control: `?hide=mask,scale`."""
+    return name in str(mo.query_params().get("hide") or "").replace(" ", "").split(",")
+
+
+def controls(**named: Any) -> mo.Html:
+    """The controls in a row that wraps, without those that the address hides. They stand above what they change."""
+    shown = "".join(f"<div>{mo.as_html(control).text}</div>" for name, control in named.items() if not hidden(name))
+    return mo.Html(
+        f'<div class="controls" role="group" aria-label="controls">{shown}</div>' if shown else "<div></div>"
+    )
