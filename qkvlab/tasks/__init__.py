@@ -21,10 +21,12 @@ class Task(Protocol):
     """What a model is trained on. Everything random comes from the generator handed to `batch`."""
 
     name: str
-    kind: Literal["text", "lists", "images"]
     inputs: int  # vocabulary size; channels for images
     outputs: int  # vocabulary size, or classes
     unit: str  # of the loss, such as "nats per character"
+
+    @property
+    def kind(self) -> Literal["text", "lists", "images"]: ...
 
     def batch(self, rng: np.random.Generator, size: int, context: int) -> tuple[Tensor, Tensor]:
         """x and y on the CPU; y int64, -100 where nothing is scored. `context` counts for text alone."""

@@ -7,15 +7,25 @@ Nothing here writes to disk except `download`, which runs only when somebody ask
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
+import re
 import sys
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 
 class DataError(ValueError):
     """Data that is missing, damaged, unreadable or out of reach. The text names it and says what to do."""
+
+
+Piece = tuple[str, bool]  # some text, and whether its document ends with it
+TEXT, ROWS = (".txt", ".text", ".txt.gz"), {".parquet": "parquet", ".jsonl": "json"}
 
 
 class Shipped(NamedTuple):
@@ -50,8 +60,8 @@ _verified: dict[Path, tuple[int, int]] = {}  # path -> (size, mtime) at the time
 def data_dir() -> Path:
     """The data that came with qkvlab: the repository's `data/`, or the copy inside an installed wheel."""
     package = Path(__file__).resolve().parents[1]
-    tree = package.parent / "data"
-    return tree if (tree / "README.md").is_file() or not (package / "_data").is_dir() else package / "_data"
+    wheel = package / "_data"
+    return wheel if wheel.is_dir() else package.parent / "data"
 
 
 def cache_dir() -> Path:
@@ -154,3 +164,111 @@ def download(name: str, progress: bool = False) -> Path:
             f"network, or put the file (sha256 {expected.sha256}) into a folder named by $QKVLAB_DATA."
         ) from error
     return path_of(name)
+
+
+def documents(data: str) -> Callable[[], Iterator[Piece]]:
+    """The documents of a corpus of your own, as a function that starts reading it from the beginning.
+
+    `data` is a text file (UTF-8, plain or .gz; one document), a Parquet or JSON lines file (each row one document: the
+    column `text`, or the only column of text), a folder of these in the order of their names, or a hub id
+    `owner/name` or `owner/name:configuration` (its split `train`). Nothing is read or held beyond what is asked for.
+
+    Parquet, JSON lines and the hub go through `datasets`. Text does not need it, and would lose its line ends there.
+    Raises DataError, here or while reading, with what was found and what to do.
+    """
+    path = Path(data).expanduser()
+    if path.is_file():
+        return partial(_file, path)
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file() and p.name.lower().endswith((*TEXT, *ROWS)))
+        if not files:
+            scripts = " A data set script (.py) is never run." if any(path.glob("*.py")) else ""
+            raise DataError(f"the folder {path} holds no file named {', '.join((*TEXT, *ROWS))}.{scripts}")
+        return lambda: chain.from_iterable(_file(p) for p in files)
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?", data) and not data.lower().endswith(
+        (*TEXT, *ROWS, ".gz", ".py")
+    ):
+        return partial(_hub, data)
+    raise DataError(f"there is no file or folder {data!r}, and it is no hub id, which looks like owner/name")
+
+
+def _file(path: Path) -> Iterator[Piece]:
+    builder = ROWS.get(path.suffix.lower())
+    if builder:
+        import glob
+
+        return _rows(str(path), builder, data_files=glob.escape(str(path.resolve())))
+    return _text(path)
+
+
+def _text(path: Path, size: int = 1 << 20) -> Iterator[Piece]:
+    try:
+        compressed = path.suffix.lower() == ".gz"
+        with gzip.open(path, "rt", encoding="utf-8-sig") if compressed else path.open(encoding="utf-8-sig") as file:
+            text = file.read(size)
+            if path.suffix == ".py" and "GeneratorBasedBuilder" in text:
+                raise DataError(f"{path} is a data set script, which is never run: give the text or Parquet it reads")
+            while text:
+                following = file.read(size)
+                yield text, not following
+                text = following
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not text in UTF-8 ({error.reason}, byte {error.start}): convert it first"
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read, or is cut short: {error}") from error
+
+
+def _hub(data: str) -> Iterator[Piece]:
+    id, _, config = data.partition(":")
+    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("HF_DATASETS_OFFLINE") or "0"
+    if offline.upper() not in ("1", "TRUE", "YES", "ON"):
+        _reach(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), data)
+    return (yield from _rows(data, id, name=config or None))
+
+
+def _reach(hub: str, data: str) -> None:
+    """One quick look whether the hub answers, because `datasets` takes 23 s to give up."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    try:
+        urlopen(Request(hub, method="HEAD"), timeout=5).close()
+    except HTTPError:
+        pass  # it answered
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{data!r}: there is no such file here, and the hub {hub} cannot be reached ({error}). What to do: check "
+            "the path or the network; with HF_HUB_OFFLINE=1 a copy already in the hub's cache is used."
+        ) from error
+
+
+def _rows(label: str, builder: str, **where: str | None) -> Iterator[Piece]:
+    import datasets  # 0.75 s and 140 MB, so only here
+
+    try:
+        rows = datasets.load_dataset(builder, split="train", streaming=True, **where)
+        column = None
+        for row in rows:
+            if column is None:
+                texts = [name for name, value in row.items() if isinstance(value, str)]
+                texts = ["text"] if "text" in row else texts
+                if len(texts) != 1:
+                    raise DataError(
+                        f"{label} has no column `text` and not exactly one column of text; it has {list(row)}"
+                    )
+                column = texts[0]
+            if row[column]:
+                yield row[column], True
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow, fsspec, httpx and datasets raise a dozen unrelated types
+        kind, reason = type(error).__name__, str(error).strip().split("\n")[0]
+        if "scripts are no longer supported" in reason:
+            advice = "It is a data set script, which is never run: choose one stored as Parquet"
+        elif isinstance(error, ConnectionError):
+            advice = "There is no copy in the hub's cache, so this needs the network, and HF_HUB_OFFLINE unset"
+        else:
+            advice = "Check its name, and that it is whole"
+        raise DataError(f"{label!r} cannot be read as text ({kind}: {reason}). {advice}.") from error

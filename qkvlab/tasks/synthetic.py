@@ -57,7 +57,9 @@ class ListTask:
         if length < 1:
             raise ValueError(f"length={length}: a list has at least 1 digit")
         if name == "swap" and length % 2:
-            raise ValueError(f"length={length}: swap exchanges two halves and needs an even length, such as {length + 1}")
+            raise ValueError(
+                f"length={length}: swap exchanges two halves and needs an even length, such as {length + 1}"
+            )
         self.name, self.length = name, length
         self._train, self._test = ((x, np.ascontiguousarray(RULES[name](x))) for x in lists(length))
 

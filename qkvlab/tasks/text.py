@@ -10,17 +10,18 @@ from __future__ import annotations
 import base64
 import gzip
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 import tiktoken
 import torch
 from torch import Tensor
 
-from .sources import DataError, path_of
+from .sources import DataError, Piece, documents, path_of
 
 END = "<|endoftext|>"
 # GPT-2's split into words (its encoder.py), written out so that no version of tiktoken can change our pieces.
@@ -31,7 +32,6 @@ FILE = {
     "tinyshakespeare": "tinyshakespeare.txt",
 }
 ROOM = 8_000_000  # characters of a corpus of your own that are held at a time
-Piece = tuple[str, bool]  # some text, and whether its document ends with it
 
 
 # ---------------------------------------------------------------------------------------------------------- tokenisers
@@ -45,7 +45,7 @@ class Characters:
         self._table[codes] = np.arange(len(alphabet))
         self._names = [*alphabet, END, "\N{REPLACEMENT CHARACTER}"] if open else [*alphabet]
         self.size = len(self._names)
-        self.end = len(alphabet) if open else None
+        self.end = len(alphabet) if open else -1
         self.unknown = len(alphabet) + 1 if open else None
 
     def ids(self, text: str) -> np.ndarray:
@@ -68,7 +68,7 @@ class Pieces:
 
     unknown = None
 
-    def __init__(self, encoding: tiktoken.Encoding, end: int | None):
+    def __init__(self, encoding: tiktoken.Encoding, end: int = -1):  # -1: no end-of-text token
         self.encoding, self.end = encoding, end
         self.size = encoding.n_vocab
 
@@ -91,7 +91,7 @@ def _pieces(tokens: str, path: Path, documents: bool) -> Pieces:
         ranks = dict(list(read_ranks(path).items())[: int(tokens.removeprefix("bpe"))])
     special = {END: len(ranks)} if documents or tokens == "gpt2" else {}
     encoding = tiktoken.Encoding(tokens, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
-    return Pieces(encoding, len(ranks) if documents else None)
+    return Pieces(encoding, len(ranks) if documents else -1)
 
 
 def pieces(tokens: str, documents: bool = False) -> Pieces:
@@ -128,7 +128,7 @@ def train_bpe(text: str, size: int) -> dict[bytes, int]:
     pairs: Counter[tuple[int, int]] = Counter()
     where: dict[tuple[int, int], set[int]] = {}
     for i, word in enumerate(spelling):
-        for pair in zip(word, word[1:], strict=False):
+        for pair in pairwise(word):
             pairs[pair] += counts[i]
             where.setdefault(pair, set()).add(i)
     tokens = [bytes([b]) for b in range(256)]
@@ -141,9 +141,9 @@ def train_bpe(text: str, size: int) -> dict[bytes, int]:
             while j < len(old):
                 word.append(new if (joined := tuple(old[j : j + 2]) == best) else old[j])
                 j += 2 if joined else 1
-            for pair in zip(old, old[1:], strict=False):
+            for pair in pairwise(old):
                 pairs[pair] -= counts[i]
-            for pair in zip(word, word[1:], strict=False):
+            for pair in pairwise(word):
                 pairs[pair] += counts[i]
                 where.setdefault(pair, set()).add(i)
             spelling[i] = word
@@ -294,4 +294,63 @@ def _shipped(name: str, tokens: str, path: Path) -> TextTask:
 
 
 def own(data: str, tokens: str, room: int = ROOM) -> TextTask:
-    raise DataError("being written")
+    """The task on text of your own (see `sources.documents` for what `data` may be).
+
+    The first `room` characters are read at once. A tenth of them, from the beginning, is the validation part, rounded
+    up to whole documents where that keeps it below a fifth. The rest trains; of a corpus with more than `room`
+    characters, the held part moves on as ids are drawn, and at its end starts again behind the validation part.
+
+    Characters are those of the training part that is held. Any other, in validation or later, becomes one id for
+    "unknown" and is not scored as a target. Raises DataError when there is no text, or it cannot be read.
+    """
+    pieces_of = documents(data)
+    rest, held, count = pieces_of(), [], 0
+    for piece in rest:
+        held.append(piece)
+        count += len(piece[0])
+        if count >= room:
+            break
+    if count < 20:
+        raise DataError(f"{data} holds {count} characters of text; a validation and a training part need 20 or more")
+    cut = _cut(held, count)
+    by: Characters | Pieces
+    if tokens == "char":
+        by = Characters("".join(sorted(set().union(*(text for text, _ in _behind(held, cut))))), open=True)
+    else:
+        by = pieces(tokens, documents=True)
+
+    def ids(parts: Iterable[Piece]) -> Iterator[np.ndarray]:
+        for text, ends in parts:
+            yield np.append(by.ids(text), by.end) if ends else by.ids(text)
+
+    valid, train = (np.concatenate(list(ids(part))) for part in (_before(held, cut), _behind(held, cut)))
+    stream = None
+    if count >= room and (following := next(rest, None)) is not None:
+        again = chain.from_iterable(_behind(pieces_of(), cut) for _ in iter(int, 1))  # for ever
+        stream = ids(chain([following], rest, again))
+    return TextTask(data, by, train, valid, cut / len(valid), stream)
+
+
+def _cut(held: list[Piece], count: int) -> int:
+    """How many characters validate: a tenth, or up to the end of a document that comes before a fifth."""
+    place = 0
+    for text, ends in held:
+        place += len(text)
+        if ends and count // 10 <= place <= count // 5:
+            return place
+    return count // 10
+
+
+def _before(parts: Iterable[Piece], cut: int) -> Iterator[Piece]:
+    for text, ends in parts:
+        yield text[:cut], ends and len(text) <= cut
+        cut -= len(text)
+        if cut <= 0:
+            return
+
+
+def _behind(parts: Iterable[Piece], cut: int) -> Iterator[Piece]:
+    for text, ends in parts:
+        if len(text) > cut:
+            yield text[cut:], ends
+        cut = max(0, cut - len(text))

@@ -18,7 +18,7 @@ FILE = {"digits": "digits8x8.npz", "mnist": "mnist_10k.npz", "fashion": "fashion
 class ImageTask:
     """Images (rows, 1, H, W) float32 in [0, 1] and their class (rows,) int64.
 
-    Fixed splits: digits 1,437 + 360 in the order of the source (so the last writers are unseen), MNIST 8,000 + 2,000,
+    Fixed splits in the order of the files: digits 1,437 + 360, MNIST 8,000 + 2,000,
     Fashion-MNIST 10,000 + 2,000. Pixels are kept as bytes and scaled as they are drawn, a quarter of the memory.
     """
 
