@@ -25,7 +25,7 @@ EPSILON = 1e-5  # of every norm here, QK-norm included
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` that draws nothing when made: values come from the model's `init_weights`, never from a global generator."""
+    """`nn.Linear` that draws nothing when made: `init_weights` fills it, without the global generator."""
 
     def reset_parameters(self) -> None:
         pass
@@ -34,12 +34,15 @@ class Linear(nn.Linear):
 class Attention(nn.Module):
     """Self-attention over x of shape (B, T, d); returns (B, T, d).
 
-    The scores are (logit_scale / sqrt(d_h)) q.k on every path. `rope_base` 0 means no RoPE; `context` bounds T for RoPE.
-    W_Q, W_K, W_V are None where the variant has no such matrix; a tied matrix is absent, not aliased.
+    The scores are (logit_scale / sqrt(d_h)) q.k on every path. `rope_base` 0 is no RoPE; `context` bounds T with RoPE.
+    W_Q, W_K and W_V are None where the variant has no such matrix: a tied matrix is absent, not aliased.
 
     Raises ValueError when the heads do not divide the width, the key/value heads not the heads, when RoPE meets an odd
     d_h, when the 2-D term meets a causal mask, or when its channels are not an even number.
     """
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(
         self,
@@ -56,15 +59,15 @@ class Attention(nn.Module):
         channels: int = POS2D_CHANNELS,
     ):
         super().__init__()
-        self.variant, self.heads, self.kv_heads = variant, heads, variant.groups(d, heads)
-        self.d_h, self.causal, self.context, self.qk_norm, self.rope_base = d // heads, causal, context, qk_norm, rope_base
+        self.variant, self.heads, self.kv_heads, self.d_h = variant, heads, variant.groups(d, heads), d // heads
+        self.causal, self.context, self.qk_norm, self.rope_base = causal, context, qk_norm, rope_base
         self.scale = logit_scale / math.sqrt(self.d_h)
         if rope_base and self.d_h % 2:
-            raise ValueError(f"positions='rope' turns pairs of coordinates: d_h = {d}/{heads} = {self.d_h} must be even")
+            raise ValueError(f"positions='rope' turns pairs of coordinates, so d_h={self.d_h} must be even")
         if variant.pos2d and causal:
             raise ValueError(f"variant {variant.slug!r} with causal=True: the 2-D term is for causal=False only")
         if variant.pos2d and (channels < 2 or channels % 2):
-            raise ValueError(f"pos2d_channels={channels}: half are for rows, half for columns, so allowed are 2, 4, 6, ...")
+            raise ValueError(f"pos2d_channels={channels}: half serve rows, half columns, so allowed are 2, 4, 6, ...")
         d_kv = self.kv_heads * self.d_h
         self.W_Q = Linear(d, d, bias) if variant.query == "own" else None
         self.W_K = Linear(d, d_kv, bias) if variant.key == "own" else None
@@ -88,9 +91,9 @@ class Attention(nn.Module):
         self.sin.copy_(angles.sin() * signs)  # the sign of the rotated half is kept in the table
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The variant: queries (B, H, T, d_h), keys and values (B, G, T, d_h). A tied role is the same tensor, not a copy.
+        """The variant: queries (B, H, T, d_h), keys and values (B, G, T, d_h).
 
-        These are the keys and values a cache stores: before QK-norm and RoPE.
+        A tied role is the same tensor, not a copy. Keys and values are what a cache stores: before QK-norm and RoPE.
         """
         v_ = self.variant
         k = self._split(x if self.W_K is None else self.W_K(x), self.kv_heads)  # (B, G, T, d_h)
@@ -129,9 +132,9 @@ class Attention(nn.Module):
     def bias2d(self, T: int) -> tuple[Tensor, Tensor]:
         """The 2-D term, paper B's appendix A.2 in its authors' own re-implementation: temperature () and bias (T, T).
 
-        The T x T scores are copied to m channels, a fixed sinusoidal P of (m, T, T) is added (half the channels depend on
-        the row, half on the column), and a 1x1 convolution (`pos2d` of m weights w, `pos2d_bias`) collapses the channels.
-        By linearity that is sum(w) * scores + w.P + bias, which is what is computed here.
+        The T x T scores are copied to m channels, a fixed sinusoidal P of (m, T, T) is added (half the channels depend
+        on the row, half on the column), and a 1x1 convolution (`pos2d` of m weights w, `pos2d_bias`) collapses the
+        channels. By linearity that is sum(w) * scores + w.P + bias, which is what is computed here.
         """
         assert self.pos2d is not None and self.pos2d_bias is not None
         half = len(self.pos2d) // 2
@@ -168,7 +171,7 @@ class Attention(nn.Module):
         return self.W_O(y.transpose(1, 2).flatten(2))  # (B, T, d)
 
     def map(self, x: Tensor) -> Tensor:
-        """The weights `mix` used, (B, H, T, T), rows query, columns key: recomputed, because SDPA does not return them."""
+        """The weights `mix` used, (B, H, T, T), rows query, columns key: recomputed, as SDPA does not return them."""
         q, k, _ = self.project(x)
         q, k = self.place(q, k)
         T = q.shape[2]

@@ -18,7 +18,7 @@ class LayerCache:
         self.values: Tensor | None = None
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the new tokens' keys and values (B, G, T, d_h); return all of them. Tied values are given as the same tensor."""
+        """Append keys and values (B, G, T, d_h) of new tokens, return all. Tied values come as the same tensor."""
         tied = v is k
         self.keys = k if self.keys is None else torch.cat([self.keys, k], dim=2)  # (B, G, S+T, d_h)
         if tied:
@@ -42,7 +42,7 @@ class KVCache:
         return 0 if keys is None else keys.shape[2]
 
     def numbers(self) -> int:
-        """Numbers stored, all layers and sequences together; divide by their count and `length` for `Variant.cache_numbers`."""
+        """Numbers stored, all layers, sequences and tokens together: each takes `Variant.cache_numbers`."""
         return sum(t.numel() for c in self.layers for t in (c.keys, c.values) if t is not None)
 
 
@@ -57,9 +57,9 @@ def generate(
 ) -> Tensor:
     """Continue ids (B, T), T >= 1, by n tokens: (B, T + n), int64. Temperature 0 takes the likeliest token.
 
-    The draws come from `generator` (None: a fresh one with seed 0), never from the global one. Past `config.context` the
-    window slides: each further token re-reads the last `context` tokens from the start, without a cache, since their
-    positions and everything computed from a dropped token have changed. So a cache never changes the result.
+    The draws come from `generator` (None: a fresh one with seed 0), never from the global one. Past `config.context`
+    the window slides: each further token re-reads the last `context` tokens from the start, without a cache, since
+    their positions and everything computed from a dropped token have changed. So a cache never changes the result.
     """
     if ids.ndim != 2 or ids.shape[1] < 1:
         raise ValueError(f"ids of shape {tuple(ids.shape)}: allowed is (B, T) with at least one token to continue")

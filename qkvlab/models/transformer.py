@@ -1,112 +1,27 @@
 """GPT, ViT and Encoder: three ends on one stack of blocks.
 
-A block is x <- x + Attention(norm(x)), x <- x + MLP(norm(x)), each skip and each norm there or not, as `ModelConfig` says.
+A block is x <- x + Attention(norm(x)), x <- x + MLP(norm(x)); `ModelConfig` says which skips and norms there are.
 Shapes: B batch, T tokens, d width, H heads.
 """
 
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import EPSILON, Attention, Linear
-from .variants import POS2D_CHANNELS, variant
+from .attention import Linear
+from .config import ModelConfig
 
 if TYPE_CHECKING:
     from .cache import KVCache
 
-_ALLOWED = {
-    "activation": ("gelu", "relu", "relu2"),
-    "norm": ("layer", "rms", "none"),
-    "skips": ("both", "attention", "mlp", "none"),
-    "positions": ("learned", "rope", "none"),
-    "init": ("normal", "uniform"),
-}
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Everything that defines a network but its two ends. Checked when made; ValueError names the field and what is allowed."""
-
-    variant: str = "qkv"  # a slug of variants.py
-    layers: int = 4
-    heads: int = 4
-    width: int = 128
-    context: int = 64  # the longest sequence
-    mlp: float = 4.0  # hidden units: round(mlp * width)
-    activation: str = "gelu"  # gelu | relu | relu2 (squared ReLU)
-    norm: str = "layer"  # layer | rms | none, before each sub-block and before the read-out
-    norm_gain: bool = True  # norms have a learned gain (and with `bias` LayerNorm has a bias)
-    norm_embedding: bool = False  # normalise the embedding too
-    skips: str = "both"  # both | attention | mlp | none
-    positions: str = "learned"  # learned | rope | none
-    rope_base: float = 10000.0
-    causal: bool = True
-    logit_scale: float = 1.0  # the effective scale is logit_scale / sqrt(d_h), on every path
-    qk_norm: bool = False  # RMSNorm without gain on queries and keys per head, before RoPE
-    softcap: float = 0.0  # read-out logits c tanh(z/c); 0 is off
-    tied: bool = True  # GPT: the read-out is the token embedding
-    shared_layers: bool = False  # one block used `layers` times
-    bias: bool = False
-    dropout: float = 0.0  # after the embedding and on what each sub-block adds; masks from model.generator
-    init: str = "normal"  # normal | uniform, see Transformer.init_weights
-    init_std: float | None = None  # None: 0.554/sqrt(width), GPT-2 small's 0.02 * sqrt(768) at every width
-    init_depth_scaled: bool = True  # W_O and W_2 start smaller by 1/sqrt(2*layers)
-    pos2d_channels: int = POS2D_CHANNELS  # m of the 2-D positional term
-
-    def __post_init__(self) -> None:
-        for field, allowed in _ALLOWED.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field}={getattr(self, field)!r}: allowed are {', '.join(allowed)}")
-        for field in ("layers", "heads", "width", "context"):
-            if not isinstance(getattr(self, field), int) or getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)!r}: allowed is a whole number from 1 on")
-        for field in ("mlp", "rope_base", "init_std"):
-            if getattr(self, field) is not None and not 0 < getattr(self, field) < math.inf:
-                raise ValueError(f"{field}={getattr(self, field)!r}: allowed is a number above 0")
-        if self.hidden < 1:
-            raise ValueError(f"mlp={self.mlp!r} leaves no hidden unit at width={self.width}")
-        if not 0 <= self.softcap < math.inf:
-            raise ValueError(f"softcap={self.softcap!r}: allowed is 0 (off) or a number above 0")
-        if not math.isfinite(self.logit_scale):
-            raise ValueError(f"logit_scale={self.logit_scale!r}: allowed is any finite number")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout!r}: allowed is a number from 0 to below 1")
-        if self.norm_embedding and self.norm == "none":
-            raise ValueError("norm_embedding=True with norm='none': choose norm='layer' or 'rms'")
-        with torch.device("meta"):  # the module itself refuses what cannot be, by name
-            self.attention()
-
-    @property
-    def hidden(self) -> int:
-        return round(self.mlp * self.width)
-
-    def attention(self) -> Attention:
-        return Attention(
-            self.width,
-            self.heads,
-            variant(self.variant),
-            causal=self.causal,
-            context=self.context,
-            logit_scale=self.logit_scale,
-            rope_base=self.rope_base if self.positions == "rope" else 0.0,
-            qk_norm=self.qk_norm,
-            bias=self.bias,
-            channels=self.pos2d_channels,
-        )
-
-    def make_norm(self) -> nn.Module:
-        if self.norm == "layer":
-            return nn.LayerNorm(self.width, EPSILON, elementwise_affine=self.norm_gain, bias=self.bias)
-        if self.norm == "rms":
-            return nn.RMSNorm(self.width, EPSILON, elementwise_affine=self.norm_gain)
-        return nn.Identity()
+__all__ = ["GPT", "MLP", "Block", "Encoder", "ModelConfig", "Transformer", "ViT", "count_parameters", "drop"]
 
 
 class Embedding(nn.Embedding):
@@ -127,11 +42,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.W_1(x)  # (B, T, hidden)
-        if self.activation == "gelu":
-            h = F.gelu(h)
-        else:
-            h = F.relu(h) if self.activation == "relu" else F.relu(h).square()
-        return self.W_2(h)  # (B, T, d)
+        h = F.gelu(h) if self.activation == "gelu" else F.relu(h)
+        return self.W_2(h * h if self.activation == "relu2" else h)  # (B, T, d)
 
 
 class Block(nn.Module):
@@ -156,7 +68,7 @@ class Block(nn.Module):
 
 
 def drop(x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
-    """Dropout whose mask comes from `generator`; None is no dropout. (`F.dropout` can only use the global generator.)"""
+    """Dropout whose mask comes from `generator`; None is no dropout. (`F.dropout` knows the global generator only.)"""
     if generator is None:
         return x
     return x * torch.empty_like(x).bernoulli_(1 - p, generator=generator).div_(1 - p)
@@ -164,6 +76,8 @@ def drop(x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
 
 class Transformer(nn.Module):
     """The stack that GPT, ViT and Encoder share. They add `embedded` (their input as (B, T, d)) and the read-out."""
+
+    looked_up: tuple[str, ...] = ("embed", "position")  # tables of which one row is used at a time
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -178,19 +92,15 @@ class Transformer(nn.Module):
     @property
     def generator(self) -> torch.Generator:
         """The generator of the dropout masks, on the model's device. Seed it to fix the masks of what follows."""
-        device = self.norm_device
+        device = next(self.parameters()).device
         if self._generator is None or self._generator.device != device:
             self._generator = torch.Generator(device)
         return self._generator
 
-    @property
-    def norm_device(self) -> torch.device:
-        return next(self.parameters()).device
-
     def layers(self) -> Iterator[Block]:
         """The blocks in the order of use; under shared_layers the same one `config.layers` times."""
         for i in range(self.config.layers):
-            yield self.blocks[i % len(self.blocks)]  # type: ignore[misc]
+            yield cast(Block, self.blocks[i % len(self.blocks)])
 
     def embedded(self, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -217,7 +127,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def maps(self, x: Tensor) -> list[Tensor]:
-        """The attention weights of each layer, (B, H, T, T), for the same input as `forward`. Without dropout or gradient."""
+        """The attention weights of each layer, (B, H, T, T), for an input of `forward`, without dropout or gradient."""
         maps = []
         x = self.embedded(x)
         for block in self.layers():
@@ -231,18 +141,19 @@ class Transformer(nn.Module):
 
         So equally named parameters of equal shape are equal in all variants, and adding a matrix changes no other.
         "normal": standard deviation `init_std`, times 1/sqrt(2*layers) for W_O and W_2 when `init_depth_scaled`.
-        "uniform": +-sqrt(3/fan_in), so that each unit starts with spread 1; an embedding's fan-in is 1, because one row is
-        looked up (d where it is also the read-out); W_O, W_2 and an untied read-out start at zero.
-        Both: biases 0, gains 1, the 2-D term's weights 0.02 N(0, 1) as in paper B. Drawn on the CPU: the same on any device.
+        "uniform": +-sqrt(3/fan_in), which keeps the spread of the input; the fan-in of an embedding is 1, since one row
+        is looked up (d when the read-out is tied to it); W_O, W_2 and an untied read-out start at zero.
+        Both: biases 0, gains 1, the 2-D term's weights 0.02 N(0, 1) as in paper B. Drawn on the CPU, so a seed gives
+        the same values on any device. Parameters on the meta device are left alone.
         """
         config = self.config
         std = 0.554 / math.sqrt(config.width) if config.init_std is None else config.init_std
         for name, p in self.named_parameters():
-            *_, owner, leaf = ("", *name.split("."))
             if p.is_meta:
                 continue
+            owner, leaf = ("", *name.split("."))[-2:]
             residual = owner in ("W_O", "W_2")
-            if leaf == "bias" or leaf == "pos2d_bias":
+            if leaf in ("bias", "pos2d_bias"):
                 p.zero_()
             elif owner.startswith("norm"):
                 p.fill_(1)
@@ -255,17 +166,14 @@ class Transformer(nn.Module):
                 if leaf == "pos2d":
                     value.normal_(0, 0.02, generator=draw)
                 elif config.init == "uniform":
-                    looked_up = owner in ("position", "embed") and not (owner == "embed" and self.embedding_is_readout)
-                    bound = math.sqrt(3 / (1 if looked_up or leaf == "cls" else p.shape[-1]))
+                    bound = math.sqrt(3 / (1 if owner in self.looked_up or leaf == "cls" else p.shape[-1]))
                     value.uniform_(-bound, bound, generator=draw)
                 else:
                     scaled = residual and config.init_depth_scaled
                     value.normal_(0, std / math.sqrt(2 * config.layers) if scaled else std, generator=draw)
                 p.copy_(value)
-        for block in self.blocks:
-            block.attention.fill_tables()  # type: ignore[union-attr, operator]
-
-    embedding_is_readout = False
+        for block in self.layers():
+            block.attention.fill_tables()
 
 
 class GPT(Transformer):
@@ -275,7 +183,7 @@ class GPT(Transformer):
         super().__init__(config)
         self.embed = Embedding(vocab, config.width)
         self.readout = None if config.tied else Linear(config.width, vocab, bias=False)
-        self.embedding_is_readout = config.tied
+        self.looked_up = () if config.tied else self.looked_up
         self.init_weights(0)
 
     def embedded(self, x: Tensor, first: int = 0) -> Tensor:
@@ -288,11 +196,14 @@ class GPT(Transformer):
 
 
 class ViT(Transformer):
-    """Image classifier: (B, C, image, image) to logits (B, classes). Tokens are patches in reading order, a CLS token first.
+    """Image classifier: (B, C, image, image) to logits (B, classes).
 
-    `config.context` is replaced by the number of tokens. Raises ValueError when the patches do not tile the image, or for
-    a causal CLS token, which would see nothing but itself.
+    The tokens are the patches in reading order, with pool="cls" a CLS token first; `config.context` becomes their
+    number. Raises ValueError when the patches do not tile the image, or for a causal CLS token, which would see nothing
+    but itself.
     """
+
+    looked_up = ("position",)
 
     def __init__(
         self,
@@ -348,6 +259,6 @@ class Encoder(Transformer):
 
 
 def count_parameters(model: nn.Module, embeddings: bool = False) -> int:
-    """Parameters of the blocks and norms; with `embeddings` those of the embeddings and the read-out too. A number used twice counts once."""
-    ends = () if embeddings else ("embed.", "position.", "readout.", "cls")
-    return sum(p.numel() for name, p in model.named_parameters() if not name.startswith(ends or "\0"))
+    """Parameters of the blocks and norms; with `embeddings` also those of the two ends. Each counts once."""
+    ends = ("embed", "position", "cls", "readout")
+    return sum(p.numel() for name, p in model.named_parameters() if embeddings or name.split(".")[0] not in ends)

@@ -44,8 +44,8 @@ _WORDS = {  # a slug's words -> the fields they set
 class Variant:
     """Where the queries, keys and values of a head come from, and how many key/value heads there are.
 
-    "own" is a learned matrix, "identity" is the input itself (the matrix is I), "key" is whatever the keys are: the same
-    tensor, before QK-norm and RoPE. `kv_heads` None means as many as query heads. `pos2d` adds paper B's (X)+ term.
+    "own" is a learned matrix, "identity" is the input itself (the matrix is I), "key" is whatever the keys are: the
+    same tensor, before QK-norm and RoPE. `kv_heads` None is as many as query heads. `pos2d` adds paper B's (X)+ term.
 
     Raises ValueError for what cannot be: a word outside the three, a tie to a key that is itself the identity (say
     "identity" then), or `kv_heads` together with a role that has to be as wide as the stream.
@@ -72,20 +72,13 @@ class Variant:
             return
         if not isinstance(self.kv_heads, int) or self.kv_heads < 1:
             raise ValueError(f"kv_heads={self.kv_heads!r}: allowed is a whole number from 1 on, or None")
-        wide = [
-            name
-            for name, is_wide in (
-                ("Q=K (the keys serve as queries)", self.query == "key"),
-                ("W_K=I", self.key == "identity"),
-                ("W_V=I", self.value == "identity"),
-            )
-            if is_wide
-        ]
+        wide = ["Q=K"] * (self.query == "key") + ["W_K=I"] * (self.key == "identity")
+        wide += ["W_V=I"] * (self.value == "identity")
         if wide:
             raise ValueError(
-                f"kv_heads={self.kv_heads} is impossible with {' and '.join(wide)}: that role is as wide as the stream, "
-                "so it has one head for each query head. Allowed with fewer key/value heads: qkv, identity-q, tie-kv, "
-                "identity-q+tie-kv"
+                f"kv_heads={self.kv_heads} is impossible with {' and '.join(wide)}: that role is as wide as the "
+                "stream, so it has one head for each query head. Allowed with fewer key/value heads: qkv, identity-q, "
+                "tie-kv, identity-q+tie-kv"
             )
 
     # --- names and looks ----------------------------------------------------------------------------------------
@@ -109,11 +102,7 @@ class Variant:
     @property
     def label(self) -> str:
         """The name in legends and tables, for example "Q, K=V" or "(Q=K, V)+"."""
-        if self.base in _STYLE:
-            text = _STYLE[self.base][0]
-        else:
-            text = self.base.replace("identity-", "W_").upper().replace("+", ", ")
-            text = re.sub(r"W_([QKV])", r"W_\1=I", text).replace("TIE-QK", "Q=K").replace("TIE-KV", "K=V")
+        text = _STYLE[self.base][0] if self.base in _STYLE else ", ".join(_STYLE[w][0] for w in self.base.split("+"))
         text = f"({text})+" if self.pos2d else text
         if self.kv_heads is None:
             return text
@@ -121,7 +110,7 @@ class Variant:
 
     @property
     def paper(self) -> str:
-        """The papers' own spelling ("Q-K=V", "(Q=K-V)+", "Q-GQA-4", "MQA"), or "" where neither paper has the variant."""
+        """The papers' own spelling ("Q-K=V", "(Q=K-V)+", "Q-GQA-4", "MQA"), or "" where neither has the variant."""
         if self.kv_heads is not None:
             if self.base not in ("qkv", "tie-kv") or self.pos2d:
                 return ""
@@ -139,7 +128,7 @@ class Variant:
 
     @property
     def dash(self) -> str:
-        """Plotly dash: one a family, and other ones for its relatives, so that colour alone never tells two lines apart."""
+        """Plotly dash: one a family, others for its relatives, so that colour alone never tells two lines apart."""
         if self.pos2d:
             return "2px,3px"
         if self.kv_heads is not None:
@@ -170,12 +159,12 @@ class Variant:
         return sum(widths) * (d + bias) + (channels + 1 if self.pos2d else 0)
 
     def circuit_dimension(self, d: int, heads: int) -> int:
-        """Dimension of the set of circuits (W_Q^h W_K^hT, W_V^h W_O^h) one layer can have: parameters less what is redundant.
+        """Dimension of the set of circuits (W_Q^h W_K^hT, W_V^h W_O^h) of one layer: parameters less what is redundant.
 
-        What is redundant, for each of the G key/value heads: any invertible d_h x d_h matrix between W_Q and W_K when both
-        are learned and independent (d_h^2), only an orthogonal one when Q=K (d_h(d_h-1)/2), none when either is I; and any
-        invertible matrix between W_V and W_O when W_V is learned on its own (d_h^2). Under K=V one matrix serves both
-        pairs, so it counts once. No RoPE, no biases; the 2-D term's scalars are left out.
+        What is redundant, for each of the G key/value heads: any invertible d_h x d_h matrix between W_Q and W_K when
+        both are learned and independent (d_h^2), only an orthogonal one when Q=K (d_h(d_h-1)/2), none when either is I;
+        and any invertible matrix between W_V and W_O when W_V is learned on its own (d_h^2). Under K=V one matrix
+        serves both pairs, so it counts once. No RoPE, no biases; the 2-D term's scalars are left out.
         """
         groups, d_h = self.groups(d, heads), d // heads
         if self.query == "key":
@@ -193,7 +182,7 @@ class Variant:
 
 
 def variant(slug: str) -> Variant:
-    """The variant a slug names: words joined by "+", for example "qkv", "tie-kv+gqa2", "identity-q+tie-kv", "tie-qk+pos2d".
+    """The variant a slug names: words joined by "+", as in "qkv", "tie-kv+gqa2", "identity-q+tie-kv", "tie-qk+pos2d".
 
     Raises ValueError that lists what is allowed, or says why a combination is impossible.
     """

@@ -1,0 +1,100 @@
+"""ModelConfig: every choice that defines a network, checked by name. (`transformer.py` passes it on.)"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+
+from .attention import EPSILON, Attention
+from .variants import POS2D_CHANNELS, variant
+
+_ALLOWED = {
+    "activation": ("gelu", "relu", "relu2"),
+    "norm": ("layer", "rms", "none"),
+    "skips": ("both", "attention", "mlp", "none"),
+    "positions": ("learned", "rope", "none"),
+    "init": ("normal", "uniform"),
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything that defines a network but its two ends.
+
+    Checked when made: ValueError names the field, its value and what is allowed.
+    """
+
+    variant: str = "qkv"  # a slug of variants.py
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+    context: int = 64  # the longest sequence
+    mlp: float = 4.0  # hidden units: round(mlp * width)
+    activation: str = "gelu"  # gelu | relu | relu2 (squared ReLU)
+    norm: str = "layer"  # layer | rms | none, before each sub-block and before the read-out
+    norm_gain: bool = True  # norms have a learned gain (and with `bias` LayerNorm has a bias)
+    norm_embedding: bool = False  # normalise the embedding too
+    skips: str = "both"  # both | attention | mlp | none
+    positions: str = "learned"  # learned | rope | none
+    rope_base: float = 10000.0
+    causal: bool = True
+    logit_scale: float = 1.0  # the effective scale is logit_scale / sqrt(d_h), on every path
+    qk_norm: bool = False  # RMSNorm without gain on queries and keys per head, before RoPE
+    softcap: float = 0.0  # read-out logits c tanh(z/c); 0 is off
+    tied: bool = True  # GPT: the read-out is the token embedding
+    shared_layers: bool = False  # one block used `layers` times
+    bias: bool = False
+    dropout: float = 0.0  # after the embedding and on what each sub-block adds; masks from model.generator
+    init: str = "normal"  # normal | uniform, see Transformer.init_weights
+    init_std: float | None = None  # None: 0.554/sqrt(width), GPT-2 small's 0.02 * sqrt(768) at every width
+    init_depth_scaled: bool = True  # W_O and W_2 start smaller by 1/sqrt(2*layers)
+    pos2d_channels: int = POS2D_CHANNELS  # m of the 2-D positional term
+
+    def __post_init__(self) -> None:
+        for field, allowed in _ALLOWED.items():
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"{field}={getattr(self, field)!r}: allowed are {', '.join(allowed)}")
+        for field in ("layers", "heads", "width", "context"):
+            if not isinstance(getattr(self, field), int) or getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)!r}: allowed is a whole number from 1 on")
+        for field in ("mlp", "rope_base", "init_std"):
+            if getattr(self, field) is not None and not 0 < getattr(self, field) < math.inf:
+                raise ValueError(f"{field}={getattr(self, field)!r}: allowed is a number above 0")
+        if self.hidden < 1:
+            raise ValueError(f"mlp={self.mlp!r} leaves no hidden unit at width={self.width}")
+        if not 0 <= self.softcap < math.inf:
+            raise ValueError(f"softcap={self.softcap!r}: allowed is 0 (off) or a number above 0")
+        if not math.isfinite(self.logit_scale):
+            raise ValueError(f"logit_scale={self.logit_scale!r}: allowed is any finite number")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout!r}: allowed is a number from 0 to below 1")
+        if self.norm_embedding and self.norm == "none":
+            raise ValueError("norm_embedding=True with norm='none': choose norm='layer' or 'rms'")
+        with torch.device("meta"):  # the module itself refuses what cannot be, by name
+            self.attention()
+
+    @property
+    def hidden(self) -> int:
+        return round(self.mlp * self.width)
+
+    def attention(self) -> Attention:
+        return Attention(
+            self.width,
+            self.heads,
+            variant(self.variant),
+            causal=self.causal,
+            context=self.context,
+            logit_scale=self.logit_scale,
+            rope_base=self.rope_base if self.positions == "rope" else 0.0,
+            qk_norm=self.qk_norm,
+            bias=self.bias,
+            channels=self.pos2d_channels,
+        )
+
+    def make_norm(self) -> nn.Module:
+        if self.norm == "layer":
+            return nn.LayerNorm(self.width, EPSILON, elementwise_affine=self.norm_gain, bias=self.bias)
+        if self.norm == "rms":
+            return nn.RMSNorm(self.width, EPSILON, elementwise_affine=self.norm_gain)
+        return nn.Identity()
