@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from .sources import DataError
+
+if TYPE_CHECKING:  # a page that only wants a file need not wait for torch
+    from torch import Tensor
 
 __all__ = ["IMAGES", "LISTS", "TEXTS", "TOKENS", "DataError", "Task", "load"]
 
