@@ -120,7 +120,7 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     """safetensors notices a file cut short but not a flipped bit; this does."""
     crc = 0
     for name in sorted(tensors):
-        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), crc))
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), crc))
     return f"{crc:08x}"
 
 

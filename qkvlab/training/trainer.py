@@ -107,8 +107,16 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
-        """Raises ValueError (or TypeError, for a field that this version does not know)."""
-        return cls(**(values | {"model": ModelConfig(**values["model"]), "betas": tuple(values["betas"])}))
+        """Raises ValueError, also for a field that this version does not know."""
+        try:
+            return cls(**(values | {"model": ModelConfig(**values["model"]), "betas": tuple(values["betas"])}))
+        except TypeError as error:
+            raise ValueError(f"not the settings of a run of this version: {error}") from None
+
+    def settings(self) -> dict[str, Any]:
+        """The fields of the run and its model, flat. The device is left out: it does not make another run."""
+        flat = self.as_dict()
+        return {name: v for name, v in (flat.pop("model") | flat).items() if name != "device"}
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
@@ -242,7 +250,8 @@ class Trainer(Iterator[Record]):
         norm = get_total_norm(grads, foreach=True)
         loss_value, norm_value = torch.stack((loss.detach(), norm)).tolist()  # the step's one wait for the device
         if not math.isfinite(loss_value + norm_value):
-            return self._diverged(f"The loss is {loss_value} and the gradient's norm {norm_value}")
+            self._diverged(f"The loss is {loss_value} and the gradient's norm {norm_value}")
+            return None
         if 0 < config.clip < norm_value:
             torch._foreach_mul_(grads, config.clip / norm_value)
 
@@ -257,7 +266,8 @@ class Trainer(Iterator[Record]):
         if evaluates := self.step % config.eval_every == 0 or self.step == config.steps:
             val_loss, val_accuracy = self._validate()
             if not math.isfinite(val_loss):
-                return self._diverged(f"The validation loss is {val_loss}")
+                self._diverged(f"The validation loss is {val_loss}")
+            return None
         record = Record(self.step, loss_value, config.lr * rate, norm_value, self.seconds, val_loss, val_accuracy)
         self.records.append(record)
         if self._log:
@@ -410,16 +420,18 @@ class Trainer(Iterator[Record]):
         if not config_path.exists():
             if path.exists():
                 raise RunError(f"{path} is there without its {disk.CONFIG}: choose another folder")
-            about = {"config": self.config.as_dict(), "made": self._made()}
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                disk.write_json(config_path, about)
+                disk.write_json(config_path, {"config": self.config.as_dict(), "made": self._made()})
             except OSError as error:
                 raise RunError(f"cannot write {config_path}: {error.strerror or error}") from None
             return
-        theirs, ours = disk.read_config(config_path), self.config.as_dict()
-        if differ := [name for name in ours if name != "device" and ours[name] != theirs.get(name)]:
-            what = ", ".join(f"{name}={theirs.get(name)!r}, not {ours[name]!r}" for name in differ)
+        try:
+            theirs, ours = RunConfig.from_dict(disk.read_config(config_path)).settings(), self.config.settings()
+        except ValueError as error:
+            raise RunError(f"{config_path}: {error}. Choose another folder") from None
+        if differ := [name for name in ours if ours[name] != theirs[name]]:
+            what = ", ".join(f"{name}={theirs[name]!r}, not {ours[name]!r}" for name in differ)
             raise RunError(f"{folder} holds a run with {what}: choose another folder or the same settings")
         if not path.exists():
             return
@@ -458,4 +470,5 @@ class Trainer(Iterator[Record]):
             "device": f"{self.device} ({name})",
             "threads": torch.get_num_threads(),
             "parameters": self.parameters,
+            "unit": self.task.unit,
         }
