@@ -80,8 +80,14 @@ class Attention(nn.Module):
             self.register_buffer("sin", torch.empty(context, self.d_h), persistent=False)
         self.fill_tables()
 
+    def _apply(self, fn, recurse=True):
+        """Every change of device or dtype passes here: compute the tables again, at the new precision."""
+        super()._apply(fn, recurse)
+        self.fill_tables()
+        return self
+
     def fill_tables(self) -> None:
-        """Compute the RoPE tables (again, after `to_empty` has moved the module off the meta device)."""
+        """Compute the RoPE tables, cos and sin of t * base^(-2i/d_h), in float64 before rounding."""
         if not self.rope_base or self.cos.is_meta:
             return
         rates = self.rope_base ** (-torch.arange(0, self.d_h, 2, dtype=torch.float64) / self.d_h)

@@ -43,7 +43,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.W_1(x)  # (B, T, hidden)
         h = F.gelu(h) if self.activation == "gelu" else F.relu(h)
-        return self.W_2(h * h if self.activation == "relu2" else h)  # (B, T, d)
+        return self.W_2(h.square() if self.activation == "relu2" else h)  # (B, T, d)
 
 
 class Block(nn.Module):
@@ -172,8 +172,6 @@ class Transformer(nn.Module):
                     scaled = residual and config.init_depth_scaled
                     value.normal_(0, std / math.sqrt(2 * config.layers) if scaled else std, generator=draw)
                 p.copy_(value)
-        for block in self.layers():
-            block.attention.fill_tables()
 
 
 class GPT(Transformer):
