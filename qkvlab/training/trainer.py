@@ -267,7 +267,7 @@ class Trainer(Iterator[Record]):
             val_loss, val_accuracy = self._validate()
             if not math.isfinite(val_loss):
                 self._diverged(f"The validation loss is {val_loss}")
-            return None
+                return None
         record = Record(self.step, loss_value, config.lr * rate, norm_value, self.seconds, val_loss, val_accuracy)
         self.records.append(record)
         if self._log:
