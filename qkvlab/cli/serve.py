@@ -1,0 +1,219 @@
+"""`qkvlab` and `qkvlab serve`: the labs in marimo's gallery, or with --edit in its editor, until Ctrl-C.
+
+marimo's own command line does the serving, in this process; this module finds the labs, a free port and sensible
+settings. marimo takes its project settings (theme, automatic running) from the `pyproject.toml` nearest to the labs:
+the repository's own, of which the wheel holds a copy beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import secrets
+import shutil
+import socket
+import sys
+import threading
+import time
+import urllib.request
+import webbrowser
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+import qkvlab
+
+FIRST_PORT = 2718  # marimo's own, so that bookmarks agree
+
+
+def labs_dir() -> Path:
+    """The folder of the labs: the wheel's copy when installed from one, else the checkout's `notebooks/`."""
+    package = Path(qkvlab.__file__).parent
+    shipped = package / "_notebooks"
+    return shipped if shipped.is_dir() else package.parent / "notebooks"
+
+
+def lab_files(folder: Path) -> list[Path]:
+    """The labs in `folder`, `NN_name.py`, in order. Raises `click.ClickException` when there are none."""
+    labs = sorted(folder.glob("[0-9][0-9]_*.py"))
+    if not labs:
+        raise click.ClickException(f"no labs (NN_name.py) in {folder}: install qkvlab again, as in README")
+    return labs
+
+
+def editable_labs(folder: Path) -> Path:
+    """A folder where the labs may be edited: the checkout's own, or a copy in the current folder for a wheel.
+
+    A copy made earlier keeps its edits; only files it lacks are added.
+    """
+    if folder.name != "_notebooks":
+        return folder
+    copy = Path.cwd() / "qkvlab-labs"
+    for source in folder.rglob("*"):
+        target = copy / source.relative_to(folder)
+        if source.is_file() and "__" not in source.parent.name and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    return copy
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        if os.name != "nt":  # on Windows this flag would allow a port that is in use
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def choose_port(host: str, port: int | None) -> int:
+    """`port` itself if it is free, else an error that says so; without one, the first free port from 2718 on."""
+    if port is not None:
+        if not _is_free(host, port):
+            raise click.UsageError(f"port {port} on {host} is taken or not allowed; give another, or leave --port out")
+        return port
+    for candidate in range(FIRST_PORT, FIRST_PORT + 200):
+        if _is_free(host, candidate):
+            return candidate
+    raise click.UsageError(f"no free port on {host} from {FIRST_PORT} to {FIRST_PORT + 199}; give one with --port")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _can_show_browser() -> bool:
+    """Whether opening a browser shows a window (a server's text browser would take the terminal instead)."""
+    shown = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER", "WSL_DISTRO_NAME")
+    return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in shown)
+
+
+def _draw(title: str) -> str:
+    """The picture on a gallery card: the lab's number and the three boxes that every badge has. SVG, either theme."""
+    from qkvlab.show.badge import FILL, INK
+
+    boxes = "".join(
+        f'<rect x="{x}" y="330" width="130" height="130" rx="18" fill="{FILL[letter]}"/>'
+        f'<text x="{x + 65}" y="424" text-anchor="middle" font-size="84" fill="{INK[letter]}">{letter}</text>'
+        for x, letter in ((90, "Q"), (250, "K"), (410, "V"))
+    )
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1200 630" font-family="system-ui, sans-serif">'
+        f'<g font-weight="700">{boxes}</g>'
+        f'<text x="1110" y="460" text-anchor="end" font-size="340" fill="#888">{title.split()[0]}</text></svg>'
+    )
+
+
+def _name_gallery_cards() -> None:
+    """Let the gallery name its cards as the course does, instead of by file name.
+
+    marimo would take names from a script header of each lab: a second place for what `course.labs` already says.
+    """
+    from marimo._metadata import opengraph
+
+    from qkvlab.course import labs
+
+    def describe(path: str) -> opengraph.OpenGraphConfig | None:
+        try:
+            lab = labs.find(Path(path).stem)
+        except ValueError:
+            return None
+        return opengraph.OpenGraphConfig(title=f"{lab.number:02d} {lab.title}", description=lab.question)
+
+    def picture(title: str) -> opengraph.OpenGraphImage:
+        return opengraph.OpenGraphImage(_draw(title).encode(), "image/svg+xml")
+
+    opengraph.read_opengraph_from_file = describe  # type: ignore[assignment]
+    opengraph.DEFAULT_OPENGRAPH_PLACEHOLDER_IMAGE_GENERATOR = picture  # type: ignore[assignment]
+
+
+def _until_up(url: str, then: Callable[[], None]) -> None:
+    """Call `then` once the server at `url` answers; give up after a minute."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach this machine
+    for _ in range(300):
+        try:
+            opener.open(f"{url}/health", timeout=1).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return then()
+
+
+def _marimo_args(
+    labs: list[Path], edit: bool, host: str, port: int, password: str | None, token: str | None
+) -> Iterator[str]:
+    yield from ("--yes", "edit" if edit else "run", "--headless", "--no-sandbox")
+    yield from ("--host", host, "--port", str(port))
+    if password or token:
+        yield from ("--token", "--token-password", password or token or "")
+    else:
+        yield "--no-token"
+    if edit:
+        yield from ("--skip-update-check", str(labs[0].parent))
+    else:
+        yield from map(str, labs)
+
+
+@click.command("serve")
+@click.option("--edit", is_flag=True, help="Open the labs in marimo's editor, code and all.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Port to serve on; a free one when left out.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to serve on.")
+@click.option("--password", envvar="QKVLAB_PASSWORD", help="Ask readers for this (or set QKVLAB_PASSWORD).")
+@click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
+@click.option(
+    "--threads", type=click.IntRange(1), envvar="QKVLAB_THREADS", help="Threads of torch and numpy; 1 when left out."
+)
+def command(
+    edit: bool, port: int | None, host: str, password: str | None, no_browser: bool, threads: int | None
+) -> None:
+    """Serve the labs in a browser until Ctrl-C."""
+    if not is_loopback(host) and not password:
+        raise click.UsageError(
+            f"--host {host} can be reached from other machines, and whoever opens a lab there makes this one compute: "
+            "add --password (or set QKVLAB_PASSWORD)"
+        )
+    folder = labs_dir()
+    lab_files(folder)  # refuse before anything is copied
+    labs = lab_files(editable_labs(folder) if edit else folder)
+    port = choose_port(host, port)
+
+    # Before numpy and torch are imported, and once: all sessions share the process. Models of these sizes train
+    # fastest with one thread each, several times faster than with two on a busy machine.
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        if threads:
+            os.environ[name] = str(threads)
+        else:
+            os.environ.setdefault(name, "1")
+
+    token = None if password else secrets.token_urlsafe(16) if edit else None
+    shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{port}"
+    page = f"{url}?access_token={token}" if token else url
+
+    terminal = sys.stdout
+
+    def ready() -> None:
+        what = f"Editing the labs in {labs[0].parent}" if edit else f"{len(labs)} labs"
+        click.echo(f"{what}: {page}\nCtrl-C stops the server.", file=terminal)
+        if not no_browser and _can_show_browser():
+            webbrowser.open(page)
+
+    local = url if is_loopback(host) else f"http://127.0.0.1:{port}" if host == "0.0.0.0" else url
+    threading.Thread(target=_until_up, args=(local, ready), daemon=True).start()
+
+    from marimo._cli.cli import main as marimo
+
+    _name_gallery_cards()
+    args = list(_marimo_args(labs, edit, host, port, password, token))
+    # marimo's own greeting speaks of editing; its --quiet cuts the shutdown short.
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        marimo(args, prog_name="marimo", standalone_mode=False)
+    click.echo("Stopped.")
