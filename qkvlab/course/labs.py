@@ -24,19 +24,23 @@ How a lab begins and ends (copy this; everything else between is yours):
         labs.footer("three_projections")        # previous and next
         return
 
-In prose: `{labs.term("softmax")}` at a term's first use (the definition opens on hover, focus and tap);
-`labs.number("2.3e-15", "largest relative difference", "exact")` for the one number that matters;
-`labs.state("exact" | "within noise" | "fails")` for a verdict in words; `<span class="q">W_Q</span>` (k, v, o, theta)
-for a matrix in its colour. In formulas: `labs.MATRICES["Q"]` is the TeX of a coloured W_Q.
-Figures: `figures.show(fig)`; controls: `page.controls(temperature=slider, ...)`, values from `page.number(...)`.
+Prose: `labs.prose(r"...")` is `mo.md` that knows three signs. `\\WQ \\WK \\WV \\WO \\Th` in a formula are the matrices
+in their colours; `[[softmax]]` or `[[softmax|softmaxes]]` is a term at its first use, with its glossary entry on hover,
+focus and tap; `((three_projections))` is a link to a lab, or its name and "coming".
+`labs.number("2.3e-15", "largest relative difference", "exact")` is the one number that matters, set large;
+`labs.state("exact" | "within noise" | "fails")` a verdict in words. Call-outs: `<div class="claim">` (predict,
+verdict, limit). Figures: `figures.show(fig)`. Controls: `page.controls(head=slider)`, values from `page.number(...)`.
 """
 
+import re
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 from urllib.parse import urlencode
 
 import marimo as mo
+
+from qkvlab.show import page
 
 PARTS = {
     "start": "Before you begin",
@@ -314,9 +318,8 @@ GLOSSARY = {
 
 # The one set of colours of the four matrices and of the basis change (Okabe-Ito); lab.css and badge.py use the same.
 COLOURS = {"Q": "#0072B2", "K": "#E69F00", "V": "#009E73", "O": "#CC79A7", "theta": "#D55E00"}
-MATRICES = {m: rf"\textcolor{{{COLOURS[m]}}}{{W_{m}}}" for m in "QKVO"} | {
-    "theta": rf"\textcolor{{{COLOURS['theta']}}}{{\Theta}}"
-}
+MATRICES = {m: rf"\textcolor{{{COLOURS[m]}}}{{W_{m}}}" for m in "QKVO"}
+MATRICES["theta"] = rf"\textcolor{{{COLOURS['theta']}}}{{\Theta}}"
 
 STATES = {
     "exact": ("exact", "exact up to rounding"),
@@ -338,7 +341,7 @@ def link(slug: str, **settings: Any) -> str:
 
     Works in the gallery (`?file=01_x.py`) and keeps the folder where the open page has one (`?file=notebooks/00_x.py`).
     """
-    here = str(mo.query_params().get("file") or "")
+    here = str(page.address().get("file") or "")
     folder = here[: here.rfind("/") + 1]
     return "?" + urlencode({"file": f"{folder}{find(slug).stem}.py"} | settings, safe="/")
 
@@ -385,6 +388,15 @@ def footer(slug: str) -> mo.Html:
                 f'<div class="lab-{word.lower()}"><small>{word}</small><br>{anchor(row[0].slug)}{onward}</div>'
             )
     return mo.md(f'<nav class="lab-foot" aria-label="previous and next lab">{"".join(cells)}</nav>')
+
+
+def prose(text: str) -> mo.Html:
+    """Markdown with matrices in their colours, glossary terms and links to labs: see the top of this file."""
+    text = re.sub(r"\\W([QKVO])(?![A-Za-z])", lambda m: MATRICES[m[1]], text)
+    text = re.sub(r"\\Th(?![A-Za-z])", lambda m: MATRICES["theta"], text)
+    text = re.sub(r"\[\[([^]|]+)\|?([^]]*)\]\]", lambda m: term(m[1], m[2]), text)
+    text = re.sub(r"\(\(([a-z0-9_]+)\|?([^)]*)\)\)", lambda m: anchor(m[1], m[2]), text)
+    return mo.md(text)
 
 
 def term(word: str, shown: str = "") -> str:

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from plotly.subplots import make_subplots
 
 from qkvlab.models.variants import variant
+from qkvlab.theory.measure import symmetry as symmetry_of
 
 GREY = "#888888"
 GRID = "rgba(128,128,128,0.22)"
@@ -81,6 +82,7 @@ def map_figure(
     maps: Sequence[tuple[str, ArrayLike]],
     labels: Sequence[str] | None = None,
     *,
+    rows: Sequence[str] | None = None,
     difference: bool = False,
     limits: tuple[float, float] | None = None,
     symmetry: bool = False,
@@ -89,32 +91,30 @@ def map_figure(
     height: int | None = None,
     alt: str = "",
 ) -> go.Figure:
-    """Maps (n x n or n x m; rows query, columns key) side by side on one scale, in one figure.
+    """Maps (rows query, columns key) side by side on one scale, in one figure.
 
-    `difference`: diverging colours around zero. `limits`: the scale; by default the common range of all maps, 0 to the
-    largest where nothing is negative. `symmetry`: the symmetry number (1 symmetric, -1 antisymmetric) under each title.
-    -inf (masked) stays empty.
+    `labels` name the columns, and the rows of a square map; `rows` name the rows of any. `difference`: diverging
+    colours around zero. `limits`: the scale; by default the range of all maps, from 0 where nothing is negative.
+    `symmetry`: the symmetry number (1 symmetric, -1 antisymmetric) under each title. Masked (not finite): empty.
     """
     if not maps:
         raise ValueError("map_figure needs at least one (title, map)")
-    names = [name for name, _ in maps]
     arrays = [np.asarray(m, dtype=float) for _, m in maps]
-    for name, a in zip(names, arrays, strict=True):
-        if a.ndim != 2 or (labels is not None and len(labels) != a.shape[1]):
-            raise ValueError(f"map {name!r} has shape {a.shape}; it must be 2-D with one column for each of the labels")
+    for (name, _), a in zip(maps, arrays, strict=True):
+        if a.ndim != 2 or len(labels or a[0]) != a.shape[1] or len(rows or a) != a.shape[0]:
+            raise ValueError(f"map {name!r} has shape {a.shape}; it must be 2-D, with a label for each row and column")
     arrays = [np.where(np.isfinite(a), a, np.nan) for a in arrays]
     low, high = limits or _range(arrays, difference)
+    numbers = [f"symmetry {symmetry_number(a):+.2f}" if symmetry else "" for a in arrays]
+    titles = [f"{name}<br><span style='font-size:11px'>{n}</span>" for (name, _), n in zip(maps, numbers, strict=True)]
     columns = min(columns, len(maps))
-    rows = -(-len(maps) // columns)
-    titles = [
-        name + (f"<br><span style='font-size:11px'>symmetry {symmetry_number(a):+.2f}</span>" if symmetry else "")
-        for name, a in zip(names, arrays, strict=True)
-    ]
-    fig = make_subplots(rows, columns, subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.04)
-    for i, (name, a) in enumerate(zip(names, arrays, strict=True)):
-        row, column = divmod(i, columns)
-        queries = labels if labels is not None and len(labels) == a.shape[0] else range(a.shape[0])
-        keys = labels if labels is not None else range(a.shape[1])
+    lines = -(-len(maps) // columns)
+    fig = make_subplots(lines, columns, subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.05)
+    for i, ((name, _), a) in enumerate(zip(maps, arrays, strict=True)):
+        square = a.shape[0] == a.shape[1]
+        queries, keys = rows or (labels if square else None), labels
+        pairs = [[f"{q} → {k}" for k in keys or range(a.shape[1])] for q in queries or range(a.shape[0])]
+        cell = {"row": i // columns + 1, "col": i % columns + 1}
         fig.add_trace(
             go.Heatmap(
                 z=a,
@@ -124,29 +124,30 @@ def map_figure(
                 zmax=high,
                 colorscale=DIVERGING if difference else "Cividis",
                 showscale=i == 0,
-                colorbar={"thickness": 10, "outlinewidth": 0, "len": 0.8, "xpad": 4},
-                text=[[f"{q} → {k}" for k in keys] for q in queries],
+                colorbar={"thickness": 9, "outlinewidth": 0, "len": 0.9, "xpad": 4, "tickfont": {"size": 10}},
+                text=pairs,
                 hovertemplate=f"%{{text}}<br>{unit} %{{z:.3g}}<extra>{escape(name)}</extra>",
                 hoverongaps=False,
-                xgap=0.6,
-                ygap=0.6,
             ),
-            row + 1,
-            column + 1,
+            **cell,
         )
-        fig.update_yaxes(autorange="reversed", constrain="domain", row=row + 1, col=column + 1)
-        anchor = "" if i == 0 else str(i + 1)
-        fig.update_xaxes(constrain="domain", scaleanchor=f"y{anchor}", row=row + 1, col=column + 1)
-        if labels is not None:
-            ticks = {"tickvals": list(range(len(labels))), "ticktext": list(labels), "tickfont": {"size": 10}}
-            fig.update_xaxes(**ticks, tickangle=-90, row=row + 1, col=column + 1)
-            fig.update_yaxes(**ticks, row=row + 1, col=column + 1)
+        fig.update_xaxes(**_ticks(keys), tickangle=-90, constrain="domain", **cell)
+        fig.update_yaxes(**_ticks(queries), autorange="reversed", constrain="domain", **cell)
+        if square:
+            fig.update_yaxes(scaleanchor=f"x{i + 1 if i else ''}", **cell)
+    words = "; ".join(_map_words(name, a, labels, n) for (name, _), a, n in zip(maps, arrays, numbers, strict=True))
+    style(fig, height or 60 + 340 * lines, alt or words + ".")
+    fig.update_layout(margin={"t": 52 if symmetry else 36})
     fig.update_annotations(font={"size": 13, "color": GREY})
-    style(fig, height or 60 + 330 * rows, alt or _map_words(names, arrays, labels, symmetry))
-    fig.update_layout(margin={"t": 48 if symmetry else 32})
     fig.update_xaxes(showgrid=False, zeroline=False)
     fig.update_yaxes(showgrid=False, zeroline=False)
     return fig
+
+
+def _ticks(names: Sequence[str] | None) -> dict[str, Any]:
+    if names is None:
+        return {"showticklabels": False}
+    return {"tickvals": list(range(len(names))), "ticktext": list(names), "tickfont": {"size": 10}}
 
 
 def loss_figure(
@@ -221,17 +222,12 @@ def loss_figure(
 
 
 def symmetry_number(a: ArrayLike) -> float:
-    """(|S|^2 - |N|^2) / (|S|^2 + |N|^2) of the symmetric and antisymmetric parts S and N of a square map.
+    """`theory.measure.symmetry` of one map, from 1 (symmetric) to -1 (antisymmetric).
 
-    1 symmetric, 0 neither, -1 antisymmetric. Masked entries (not finite) are left out together with their mirror image;
-    a map of zeros counts as symmetric.
+    Entries that are not finite (masked) are left out together with their mirror image.
     """
     a = np.asarray(a, dtype=float)
-    if a.ndim != 2 or a.shape[0] != a.shape[1]:
-        raise ValueError(f"symmetry needs a square map, got shape {a.shape}")
-    a = np.where(np.isfinite(a) & np.isfinite(a.T), a, 0.0)
-    even, odd = np.sum((a + a.T) ** 2), np.sum((a - a.T) ** 2)
-    return 1.0 if even + odd == 0 else float((even - odd) / (even + odd))
+    return float(symmetry_of(np.where(np.isfinite(a) & np.isfinite(a.T), a, 0.0)))
 
 
 def _range(arrays: Sequence[np.ndarray], difference: bool) -> tuple[float, float]:
@@ -244,22 +240,14 @@ def _range(arrays: Sequence[np.ndarray], difference: bool) -> tuple[float, float
     return low, high if high > low else low + 1.0
 
 
-def _map_words(names: Sequence[str], arrays: Sequence[np.ndarray], labels: Sequence[str] | None, symmetry: bool) -> str:
-    """Where each map is largest, and how symmetric it is: a finding without looking."""
-    words = []
-    for name, a in zip(names, arrays, strict=True):
-        if not np.isfinite(a).any():
-            words.append(f"{name}: empty")
-            continue
-        row, column = (int(i) for i in np.unravel_index(np.nanargmax(a), a.shape))
-        pair = (
-            f"{labels[row]} to {labels[column]}"
-            if labels is not None and a.shape[0] == len(labels)
-            else f"row {row} column {column}"
-        )
-        extra = f", symmetry {symmetry_number(a):+.2f}" if symmetry else ""
-        words.append(f"{name}: largest value {np.nanmax(a):.3g}, from {pair}{extra}")
-    return "; ".join(words) + "."
+def _map_words(name: str, a: np.ndarray, labels: Sequence[str] | None, extra: str) -> str:
+    """Where a map is largest, and how symmetric it is: its finding without looking."""
+    if not np.isfinite(a).any():
+        return f"{name}: empty"
+    row, column = (int(i) for i in np.unravel_index(np.nanargmax(a), a.shape))
+    named = labels is not None and a.shape[0] == len(labels)
+    pair = f"{labels[row]} to {labels[column]}" if named and labels else f"row {row} to column {column}"
+    return f"{name}: largest value {np.nanmax(a):.3g}, from {pair}" + (f", {extra}" if extra else "")
 
 
 def _faint(colour: str, alpha: float = 0.18) -> str:

@@ -4,10 +4,15 @@ head = mo.ui.slider(0, 11, value=page.number("head", 3, 0, 11), label="head", on
 page.controls(head=head, mask=mask)        # `?head=5` sets it; `?hide=mask` (comma separated) leaves it out
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import marimo as mo
+
+
+def address() -> Mapping[str, Any]:
+    """What stands behind the ? of the page's address; nothing where there is no page (a script, a test)."""
+    return mo.query_params().to_dict() if mo.running_in_notebook() else {}
 
 
 def number(name: str, default: float, low: float, high: float) -> Any:
@@ -16,7 +21,7 @@ def number(name: str, default: float, low: float, high: float) -> Any:
     An int when the default is one.
     """
     try:
-        value = float(str(mo.query_params().get(name)))
+        value = float(str(address().get(name)))
     except ValueError:
         return default
     if value != value:
@@ -27,13 +32,13 @@ def number(name: str, default: float, low: float, high: float) -> Any:
 
 def choice(name: str, default: str, allowed: Sequence[str]) -> str:
     """The word in the address under that name when it is allowed, else the default."""
-    value = str(mo.query_params().get(name))
+    value = str(address().get(name))
     return value if value in allowed else default
 
 
 def switch(name: str, default: bool) -> bool:
     """True for 1, true, on and yes in the address, False for any other word, the default where there is none."""
-    value = mo.query_params().get(name)
+    value = address().get(name)
     return default if value is None else str(value).lower() in ("1", "true", "on", "yes")
 
 
@@ -41,14 +46,15 @@ def keep(name: str) -> Callable[[Any], None]:
     """An `on_change` that writes the control's value into the address."""
 
     def write(value: Any) -> None:
-        mo.query_params().set(name, str(int(value) if isinstance(value, bool) else value))
+        if mo.running_in_notebook():
+            mo.query_params().set(name, str(int(value) if isinstance(value, bool) else value))
 
     return write
 
 
 def hidden(name: str) -> bool:
     """Whether the address hides that control: `?hide=mask,scale`."""
-    return name in str(mo.query_params().get("hide") or "").replace(" ", "").split(",")
+    return name in str(address().get("hide") or "").replace(" ", "").split(",")
 
 
 def controls(**named: Any) -> mo.Html:
