@@ -193,8 +193,8 @@ class TextTask:
         """`size` windows at random places of the training part. Raises ValueError where it is shorter than one."""
         room = len(self._train) - context
         if room < 1:
-            raise ValueError(f"context={context}: the training part of {self.name} has {len(self._train)} tokens; "
-                             f"at most {len(self._train) - 1} fit")  # fmt: skip
+            fit = len(self._train) - 1
+            raise ValueError(f"context={context} is too long: the training part of {self.name} allows at most {fit}")
         places = rng.integers(0, room, size)[:, None] + np.arange(context + 1)
         if self._stream is not None:  # the oldest id comes first, so that no window crosses the seam
             places = (places + self._oldest) % len(self._train)
@@ -310,8 +310,8 @@ def own(data: str, tokens: str, room: int = ROOM) -> TextTask:
         count += len(piece[0])
         if count >= room:
             break
-    if count < 20:
-        raise DataError(f"{data} holds {count} characters of text; a validation and a training part need 20 or more")
+    if count < 200:
+        raise DataError(f"{data} holds {count} characters of text; a training and a validation part need 200 or more")
     cut = _cut(held, count)
     by: Characters | Pieces
     if tokens == "char":

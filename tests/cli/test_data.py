@@ -25,7 +25,9 @@ def test_list_shows_every_file():
 
 def test_list_as_json():
     rows = json.loads(run("list", "--json").output)
-    assert {r["name"]: r["state"] for r in rows} == {n: "not fetched" if f.url else "ok" for n, f in sources.FILES.items()}
+    assert {r["name"]: r["state"] for r in rows} == {
+        n: "not fetched" if f.url else "ok" for n, f in sources.FILES.items()
+    }
 
 
 def test_a_damaged_file_is_exit_code_1(monkeypatch, tmp_path):

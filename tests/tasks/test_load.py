@@ -17,7 +17,7 @@ def test_every_task_keeps_the_protocol_and_touches_nothing_global(name):
     x, y = task.batch(np.random.default_rng(0), 3, 8)
     vx, vy = task.validation(8, 5)
     assert len(x) == len(y) == 3 and len(vx) == len(vy) == 5
-    assert y.dtype == torch.int64 and 0 <= y.min() and y.max() < task.outputs
+    assert y.dtype == torch.int64 and y.min() >= 0 and y.max() < task.outputs
     assert task.kind in ("text", "lists", "images") and task.unit.startswith("nats per ")
     assert (np.random.get_state()[1] == numpy_state).all() and torch.equal(torch.get_rng_state(), torch_state)
 
@@ -25,10 +25,10 @@ def test_every_task_keeps_the_protocol_and_touches_nothing_global(name):
 @pytest.mark.parametrize(
     ("call", "names"),
     [
-        (dict(name="shakespear"), ["'shakespear'", "tinyshakespeare", "reverse", "mnist"]),
-        (dict(name="text", tokens="bpe"), ["'bpe'", *TOKENS]),
-        (dict(name="sotu", data="x.txt"), ["'x.txt'", "'text'", "'sotu'"]),
-        (dict(name="mnist", data="x.txt"), ["'x.txt'", "'mnist'"]),
+        ({"name": "shakespear"}, ["'shakespear'", "tinyshakespeare", "reverse", "mnist"]),
+        ({"name": "text", "tokens": "bpe"}, ["'bpe'", *TOKENS]),
+        ({"name": "sotu", "data": "x.txt"}, ["'x.txt'", "'text'", "'sotu'"]),
+        ({"name": "mnist", "data": "x.txt"}, ["'x.txt'", "'mnist'"]),
     ],
 )
 def test_what_does_not_exist_is_named_with_what_does(call, names):
@@ -43,7 +43,8 @@ import sys
 from qkvlab.tasks import load
 for name in ("shakespeare", "digits", "sort"): load(name)
 load("text", tokens="gpt2").encode("Hello")
-print(*sorted({"pooch", "datasets", "rich", "PIL", "tokenizers", "pandas", "marimo", "plotly", "requests"} & set(sys.modules)))
+heavy = {"pooch", "datasets", "rich", "PIL", "tokenizers", "pandas", "marimo", "plotly", "requests"}
+print(*sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

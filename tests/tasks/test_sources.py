@@ -45,7 +45,13 @@ def test_a_wrong_file_is_refused_and_left_alone(mine, tmp_path, damage):
     with pytest.raises(DataError) as error:
         load("digits")
     message = str(error.value)
-    for part in ("digits8x8.npz", sources.FILES["digits8x8.npz"].sha256, hashlib.sha256(bad).hexdigest(), str(mine), "git"):
+    for part in (
+        "digits8x8.npz",
+        sources.FILES["digits8x8.npz"].sha256,
+        hashlib.sha256(bad).hexdigest(),
+        str(mine),
+        "git",
+    ):
         assert part in message
     assert contents(tmp_path) == before
 
@@ -53,7 +59,13 @@ def test_a_wrong_file_is_refused_and_left_alone(mine, tmp_path, damage):
 def test_a_missing_file_says_where_it_was_sought_and_how_to_get_it(cache, tmp_path):
     with pytest.raises(DataError) as error:
         load("tinyshakespeare")
-    for part in ("tinyshakespeare.txt", "86c4e6aa", str(cache), str(sources.data_dir()), "qkvlab data get tinyshakespeare"):
+    for part in (
+        "tinyshakespeare.txt",
+        "86c4e6aa",
+        str(cache),
+        str(sources.data_dir()),
+        "qkvlab data get tinyshakespeare",
+    ):
         assert part in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -143,7 +155,7 @@ def test_a_download_is_kept_and_not_asked_for_twice(server, cache):
 
 
 @pytest.mark.parametrize(
-    "change", [dict(body=GOOD[:-1] + b"?"), dict(body=b""), dict(status=404), dict(body=GOOD[:50], length=2000)]
+    "change", [{"body": GOOD[:-1] + b"?"}, {"body": b""}, {"status": 404}, {"body": GOOD[:50], "length": 2000}]
 )
 def test_a_wrong_answer_leaves_nothing(server, cache, tmp_path, change):
     vars(server).update(change)

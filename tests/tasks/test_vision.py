@@ -36,7 +36,13 @@ def test_the_pixels_are_the_published_ones():
     assert [fashion.classes[i] for i in fashion._train[1][:2]] == ["Ankle boot", "T-shirt/top"]
     assert fashion.classes[fashion.validation(0, 1)[1]] == "Ankle boot"
     # scikit-learn's documentation prints the first digit
-    assert digits._train[0][0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0] and digits._train[1][:5].tolist() == [0, 1, 2, 3, 4]
+    assert digits._train[0][0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0] and digits._train[1][:5].tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_a_batch_is_its_generators_alone():
