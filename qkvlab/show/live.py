@@ -1,0 +1,645 @@
+"""`Live`: training behind a page. It runs the trainers of several models in one plain thread and feeds the two widgets.
+
+    panel, grid = TrainingPanel("lab"), AttentionGrid()
+    live = Live([recipe("paper", "qkv"), recipe("paper", "identity-q")], panel, grid, probe="To be")
+
+From then on the panel's buttons drive it. The models take their steps in turn (lockstep), so their curves compare step
+by step, and configs that differ only in their seed are one curve with a band.
+
+A page can vanish at any time, so the thread looks, between two steps and while it waits, whether its owner (the kernel
+thread that made it) still lives; if not it saves and ends. One owner trains one run at a time: a newer run stops the
+older. A process trains `SLOTS.room` runs at a time, the others wait in line and are told their place.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkvlab import tasks
+from qkvlab.models.attention import Attention
+from qkvlab.models.variants import variant
+from qkvlab.show.grid import AttentionGrid, face
+from qkvlab.show.panel import TrainingPanel
+from qkvlab.training.trainer import RunConfig, Trainer
+
+CURVES_SHARE, MAPS_SHARE = 0.009, 0.017  # of the training time: what drawing may cost the thread
+SAVED_FOR = 7 * 24 * 3600  # seconds that the run of a page is kept
+RUN_ID = re.compile(r"[0-9a-f]{16}")
+
+# status -> what the first button says, and which commands make sense
+OFFERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ready": ("Train", ("play", "step")),
+    "starting": ("Train", ("stop",)),
+    "waiting": ("Train", ("stop", "reset")),
+    "running": ("Pause", ("pause", "stop", "reset", "pin")),
+    "paused": ("Resume", ("play", "step", "stop", "reset", "pin")),
+    "saved": ("Resume", ("play", "step", "reset", "pin")),
+    "stopped": ("Resume", ("play", "step", "reset", "pin")),
+    "done": ("Train again", ("play", "reset", "pin")),
+    "diverged": ("Train again", ("play", "reset", "pin")),
+    "out of memory": ("Try again", ("play", "reset", "pin")),
+    "disk full": ("Try again", ("play", "reset", "pin")),
+    "interrupted": ("Resume", ("play", "reset", "pin")),
+    "error": ("Try again", ("play", "reset")),
+}
+UNFINISHED = ("starting", "waiting", "running", "paused", "saved", "stopped")
+
+
+class Slots:
+    """Room for a number of trainings at a time; the others wait in line."""
+
+    def __init__(self, room: int):
+        self.room = room
+        self._line: list[object] = []  # those inside, then those waiting, in order of arrival
+        self._moved = threading.Condition()
+
+    def enter(self, who: object, waiting: Callable[[int], None], gone: Callable[[], bool]) -> bool:
+        """Wait for room; False when `gone()` says so first. `waiting(place)` is told the place in line, from 1."""
+        told = 0
+        with self._moved:
+            self._line.append(who)
+        while not gone():
+            with self._moved:
+                place = self._line.index(who) - self.room + 1
+                if place <= 0:
+                    return True
+                if place == told:
+                    self._moved.wait(0.5)
+                    continue
+            told = place
+            waiting(place)
+        self.leave(who)
+        return False
+
+    def leave(self, who: object) -> None:
+        with self._moved:
+            if who in self._line:
+                self._line.remove(who)
+                self._moved.notify_all()
+
+
+SLOTS = Slots(int(os.environ.get("QKVLAB_TRAININGS") or max(2, min(8, (os.cpu_count() or 2) // 2))))
+_current: "weakref.WeakKeyDictionary[threading.Thread, Live]" = weakref.WeakKeyDictionary()  # owner -> its run
+_lock = threading.Lock()  # of _current
+
+
+class _Feed:
+    """When to draw: not more often than every `least` seconds, and for at most `share` of the training time."""
+
+    def __init__(self, share: float, least: float):
+        self.share, self.least = share, least
+        self.spent = self.cost = self.last = 0.0
+
+    def due(self, trained: float) -> bool:
+        return time.perf_counter() - self.last >= self.least and self.spent + self.cost <= self.share * trained
+
+    def count(self, start: float) -> None:
+        self.last = time.perf_counter()
+        self.cost = self.last - start
+        self.spent += self.cost
+
+
+def arms(configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
+    """The configs in groups that differ in nothing but their seed, in order of appearance."""
+    groups: dict[RunConfig, list[RunConfig]] = {}
+    for config in configs:
+        groups.setdefault(replace(config, seed=0), []).append(config)
+    return list(groups.values())
+
+
+WORDS = {"mlp": "MLP ×{:g}", "logit_scale": "scale {:g}", "weight_decay": "decay {:g}", "lr": "rate {:g}"}
+PLAIN = {"mlp": 4.0, "logit_scale": 1.0}  # values that go without saying
+
+
+def faces(configs: Sequence[RunConfig]) -> list[dict[str, str]]:
+    """Badge, label, colour and dash of each config: the label says where it differs from the others."""
+    run = [f.name for f in fields(RunConfig) if f.name not in ("model", "seed")]
+    model = [f.name for f in fields(configs[0].model) if f.name != "variant"]
+    rows = [{n: getattr(c, n) for n in run} | {n: getattr(c.model, n) for n in model} for c in configs]
+    differ = [n for n in rows[0] if len({str(row[n]) for row in rows}) > 1]
+    found: list[dict[str, str]] = []
+    for config, row in zip(configs, rows, strict=True):
+        v = variant(config.model.variant)
+        notes = [WORDS.get(n, n + " {}").format(row[n]) for n in differ if n not in PLAIN or row[n] != PLAIN[n]]
+        dashes = [v.dash, *(d for d in ("dot", "dash", "longdashdot", "longdash") if d != v.dash)]
+        used = sum(other["colour"] == v.colour for other in found)
+        found.append(face(v.slug, ", ".join([v.label, *notes]), dash=dashes[used % len(dashes)]))
+    return found
+
+
+def head_symmetry(model: torch.nn.Module) -> np.ndarray:
+    """(L, H): how symmetric each head's W_Q^h W_K^hT is, 1 when the two are tied, about 0 when they are unrelated.
+
+    `theory.measure.symmetry` of the weights (the map itself cannot be symmetric under a causal mask), but through
+    d_h x d_h products: with A = q^T k, sum(A * A) = sum(q q^T * k k^T) and sum(A * A^T) = sum(q k^T * (q k^T)^T).
+    """
+    weight = lambda matrix, d: torch.eye(d) if matrix is None else matrix.weight.detach().float().cpu()
+    rows = []
+    for block in model.layers():  # type: ignore[operator]
+        attention: Attention = block.attention
+        d, H = attention.W_O.weight.shape[1], attention.heads
+        k = weight(attention.W_K, d).view(attention.kv_heads, attention.d_h, d)
+        k = k.repeat_interleave(H // attention.kv_heads, 0)  # (H, d_h, d)
+        q = k if attention.variant.query == "key" else weight(attention.W_Q, d).view(H, attention.d_h, d)
+        qk, qq, kk = q @ k.mT, q @ q.mT, k @ k.mT  # (H, d_h, d_h)
+        size = (qq * kk).sum((-2, -1))
+        rows.append(torch.where(size > 0, (qk * qk.mT).sum((-2, -1)) / size.clamp_min(1e-30), 1.0).numpy())
+    return np.stack(rows)
+
+
+class Live:
+    """The run that a panel's buttons drive. Make it in the kernel thread (a cell, or a button's handler).
+
+    configs: one for each model and seed. grid: shows the maps of the first seed of two of the models, for `probe` (a
+    text; other tasks show their first validation example). runs_dir: where the run is kept as it goes, None: nowhere.
+    on_change(status): called, in any thread, when a run pauses, ends or is thrown away.
+
+    Made while the panel's run is unfinished, it waits until that one is reset. `panel.controller` is the one in charge.
+
+    `lock` is held during a step: hold it to read the models. Status words are the keys of OFFERS.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[RunConfig],
+        panel: TrainingPanel,
+        grid: AttentionGrid | None = None,
+        runs_dir: Path | str | None = None,
+        *,
+        probe: str | None = None,
+        on_change: Callable[[str], None] | None = None,
+    ):
+        if not configs:
+            raise ValueError("no model to train: choose at least one")
+        if len({c.steps for c in configs}) > 1:
+            raise ValueError("models that are compared take the same number of steps")
+        self.panel, self.grid, self.probe, self.on_change = panel, grid, probe, on_change
+        self.runs_dir = None if runs_dir is None else Path(runs_dir) / "pages"
+        self.owner = threading.current_thread()
+        self.lock = threading.RLock()
+        self.listener_seconds = self.train_seconds = 0.0  # of the thread: drawing, and steps with their evaluation
+        self.successor: Live | None = None  # made while this one is unfinished: takes over on reset
+        self._set(configs)
+        old = panel.controller
+        if isinstance(old, Live) and old.status in UNFINISHED and old.owner.is_alive() and old.arms != self.arms:
+            old.successor = self
+            old._say(old.status, "You changed the settings. They count from the next run: press Reset, then Train.")
+        elif isinstance(old, Live) and old.status in UNFINISHED and old.owner.is_alive():
+            old.successor, old.probe, old.on_change = None, probe, on_change
+            old._say(old.status, "" if old.status == "running" else f"At step {old.step} of {old.steps}.")
+        else:
+            self._ready(keep=isinstance(old, Live) and bool(panel.arms) and len(old.rows) > 0)
+
+    def _set(self, configs: Sequence[RunConfig]) -> None:
+        self.arms = arms(configs)
+        self.steps, self.seeds = configs[0].steps, max(map(len, self.arms))
+        self.faces = faces([group[0] for group in self.arms])
+        self.status = "ready"
+        self.run_id = ""
+        self.trainers: list[list[Trainer]] = []
+        self.rows: list[list[float]] = []
+        self.validation: list[list[float]] = []
+        self.ended: list[list[Any]] = []
+        self.step = 0
+        self.unsaved = ""  # why the run is not kept on disk
+        self._want = "pause"  # run | pause | stop | drop
+        self._singles = 0
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._curves, self._maps = _Feed(CURVES_SHARE, 0.08), _Feed(MAPS_SHARE, 0.25)
+        self._sent = self._sent_validation = 0
+        self._seconds_a_round = 0.0
+
+    # ---------------------------------------------------------------- the buttons (kernel thread)
+
+    def command(self, name: str) -> None:
+        """What the panel's buttons call: play, pause, step, stop, reset, pin."""
+        if name not in OFFERS[self.status][1]:
+            return
+        if name == "pin":
+            with self.lock:
+                if self.rows:
+                    self.panel.say(self._array())
+                self.panel.pin()
+        elif name == "reset":
+            self.close("drop")
+            (self.successor or self._again())._ready()
+        elif name in ("play", "step") and self.status in ("done", "diverged", "error"):
+            self._again().command(name)
+        elif name == "play":
+            self._go("run")
+        elif name == "step":
+            self._singles += 1
+            self._go("pause")
+        elif name == "pause":
+            self._go("pause")
+        else:
+            self._go("stop")
+
+    def take_up(self, run_id: str) -> None:
+        """Offer the run of that id, which this browser tab trained before it was reloaded. Ignores an unknown id."""
+        if self.runs_dir is None or self.panel.controller is not self or self.status != "ready":
+            return
+        if not RUN_ID.fullmatch(run_id):  # it comes from a browser and becomes a path
+            return
+        with _lock:
+            others = [live for live in _current.values() if live.run_id == run_id]
+        for live in others:
+            live.close("stop")
+        try:
+            about = json.loads((self.runs_dir / run_id / "page.json").read_text())
+            saved = [RunConfig.from_dict(values) for values in about["configs"]]
+        except (OSError, ValueError, TypeError, KeyError):
+            return
+        live = self._again(saved)
+        live.run_id, live.successor = run_id, self
+        live._go("pause")
+
+    def close(self, how: str = "stop", wait: float = 10.0) -> None:
+        """End the thread and wait for it: "stop" keeps the run on disk, "drop" deletes it."""
+        with self._wake:
+            self._want = how
+            self._wake.notify_all()
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join(wait)
+        if how == "drop":
+            self._quit()
+            self.status = "ready"
+            if self.run_id and self.runs_dir:
+                shutil.rmtree(self.runs_dir / self.run_id, ignore_errors=True)
+            if self.on_change:
+                self.on_change("ready")
+
+    def show_probe(self, text: str) -> None:
+        """Show the maps for another text. Raises ValueError when the vocabulary lacks one of its characters."""
+        with self.lock:
+            if self.trainers:
+                self._probe_input(self.trainers[0][0], text)
+            self.probe = text
+            self._chosen()
+
+    def models(self) -> list[tuple[str, Trainer]]:
+        """Label and first trainer of each model; empty before the first step. Hold `lock` to use them."""
+        return [(f["label"], group[0]) for f, group in zip(self.faces, self.trainers, strict=False)]
+
+    def _again(self, configs: Sequence[RunConfig] | None = None) -> "Live":
+        """A new run on the same page."""
+        home = self.runs_dir and self.runs_dir.parent
+        configs = configs or [config for group in self.arms for config in group]
+        return Live(configs, self.panel, self.grid, home, probe=self.probe, on_change=self.on_change)
+
+    def _all(self) -> list[Trainer]:
+        return [trainer for group in self.trainers for trainer in group]
+
+    def _ready(self, keep: bool = False) -> None:
+        """Show these settings as what Train would start; `keep` leaves the curves of the run before in place."""
+        self.panel.controller = self
+        count = f"{len(self.arms)} model{'s' * (len(self.arms) > 1)}"
+        count += f" × {self.seeds} seeds" if self.seeds > 1 else ""
+        text = f"{count}, {self.steps} steps each." + (" The curves are of the run before." if keep else "")
+        if not keep:
+            self.panel.begin(arms=self.faces, total=self.steps, seeds=self.seeds, run_id="")
+            if self.grid is not None:
+                self.grid.begin(self.faces, "The maps appear with the first step.")
+        self._say("ready", text)
+
+    def _go(self, want: str) -> None:
+        with self._wake:
+            self._want = want
+            self._wake.notify_all()
+        if self._thread and self.status not in ("starting", "waiting", "running", "paused", "saved"):
+            self._thread.join(5)  # it has said how it ended and is about to
+        if self._thread is None or not self._thread.is_alive():
+            with _lock:
+                before = _current.get(self.owner)
+                _current[self.owner] = self
+            if before is not None and before is not self:
+                before.close("stop")
+            self._thread = threading.Thread(target=self._work, name="qkvlab training", daemon=True)
+            self._thread.start()
+
+    # ---------------------------------------------------------------- the thread
+
+    def _gone(self) -> bool:
+        return not self.owner.is_alive() or self._want in ("stop", "drop")
+
+    def _work(self) -> None:
+        inside = False
+        status, message = "stopped", ""
+        try:
+            if not self.trainers:
+                self._build()
+            while not self._gone():
+                ends = [t.status for t in self._all()]
+                if not {"ready", "running"} & set(ends) or {"out of memory", "disk full", "interrupted"} & set(ends):
+                    break
+                if self._want == "pause" and not self._singles:
+                    SLOTS.leave(self)
+                    inside = False
+                    self._rest()
+                    continue
+                if not inside:
+                    inside = SLOTS.enter(self, self._in_line, self._gone)
+                    if not inside:
+                        break
+                    if self._want == "run":
+                        self._say("running", "")
+                single = self._want == "pause"
+                self._round()
+                if single:
+                    self._singles -= 1
+                    self._draw_curves()
+                    self._draw_maps()
+            status, message = self._verdict()
+        except MemoryError as error:
+            text = str(error) or "Out of memory"
+            status, message = "out of memory", f"{text}. A smaller width, or fewer models at a time, need less."
+        except ValueError as error:  # settings, data or a folder that cannot be: the text says what to do
+            status, message = "error", str(error)
+        except OSError as error:
+            text = error.strerror or str(error)
+            status, message = "disk full", f"The run could not be kept: {text}. Free some space, then try again."
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            status, message = "error", f"{type(error).__name__}: {error}. The program's window has the details."
+        finally:
+            SLOTS.leave(self)
+            self._end(status, message)
+
+    def _build(self) -> None:
+        """Make the trainers, from their checkpoints where the run has been kept."""
+        self._say("starting", "Reading the data and drawing the weights.")
+        new = not self.run_id
+        if new:
+            self.run_id = secrets.token_hex(8)
+        folder = self.runs_dir and self.runs_dir / self.run_id
+        if new and folder:
+            try:
+                self._sweep(folder.parent)
+                folder.mkdir(parents=True)
+                (folder / "page.json").write_text(
+                    json.dumps({"configs": [c.as_dict() for group in self.arms for c in group]})
+                )
+            except OSError as error:
+                self.unsaved, folder = f" Not kept on disk: {error.strerror or error}.", None
+        task: Any = None
+        made: list[list[Trainer]] = []
+        for a, group in enumerate(self.arms):
+            trainers = []
+            for config in group:
+                if self._gone():
+                    return
+                task = task or tasks.load(config.task, tokens=config.tokens, data=config.data, length=config.length)
+                name = f"{a}-{config.model.variant}-s{config.seed}"
+                trainers.append(Trainer(config, folder and folder / name, task=task))
+            made.append(trainers)
+        with self.lock:
+            self.trainers = made
+            self._replay()
+            self.panel.begin(
+                arms=self.faces, total=self.steps, seeds=self.seeds, unit=task.unit, rows=self._array(),
+                run_id="" if self.unsaved or not folder else self.run_id, validation=self.validation, ended=self.ended,
+            )  # fmt: skip
+            if self.grid is not None:
+                self.grid.begin(self.faces)
+                self.grid.on_choose = self._chosen
+            self._draw_maps(keep=True)
+        if not new and self._want == "pause" and self.step < self.steps:
+            self.status = "saved"
+
+    def _sweep(self, home: Path) -> None:
+        """Delete what pages left here long ago."""
+        with _lock:
+            kept = {live.run_id for live in _current.values()}
+        for old in home.iterdir() if home.is_dir() else ():
+            if old.name not in kept and RUN_ID.fullmatch(old.name) and time.time() - old.stat().st_mtime > SAVED_FOR:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _replay(self) -> None:
+        """Curves and validation points out of the trainers' records."""
+        self._smooth = [[0.0 for _ in group] for group in self.trainers]
+        self.rows, self.validation, self.ended = [], [], []
+        for index in range(min(t.step for t in self._all())):
+            self._note([[t.records[index] for t in group] for group in self.trainers])
+        self._sent, self._sent_validation = len(self.rows), len(self.validation)
+
+    def _note(self, records: list[list[Any]]) -> None:
+        """One more row of the curves, from the record (None: it has ended) of each trainer."""
+        step = next(r.step for group in records for r in group if r)
+        weight = 1 / max(8, self.steps / 40)  # running mean over the last fortieth of the run, exact from the start
+        row: list[float] = [step]
+        for a, group in enumerate(records):
+            for s, record in enumerate(group):
+                if record:
+                    self._smooth[a][s] += weight * (record.loss - self._smooth[a][s])
+            values = [self._smooth[a][s] / (1 - (1 - weight) ** step) for s, record in enumerate(group) if record]
+            row += [sum(values) / len(values), min(values), max(values)] if values else [float("nan")] * 3
+            scored = [record.val_loss for record in group if record and record.val_loss is not None]
+            if scored:
+                self.validation.append([a, step, sum(scored) / len(scored), min(scored), max(scored)])
+        self.rows.append(row)
+        self.step = step
+
+    def _round(self) -> None:
+        """One step of every model that is not ahead, then the widgets, if it is time."""
+        start = time.perf_counter()
+        with self.lock:
+            step = min(t.step for t in self._all() if t.status in ("ready", "running"))
+            records = []
+            for a, group in enumerate(self.trainers):
+                # after a crash checkpoints may lie some steps apart: who is ahead waits, and shows the record it has
+                for t in group:
+                    if t.step == step:
+                        next(t, None)
+                        if t.status == "diverged":
+                            self.ended.append([a, t.step, f"{self.faces[a]['label']}, seed {t.config.seed}"])
+                records.append([t.records[step] if t.step > step else None for t in group])
+            pace = time.perf_counter() - start
+            self.train_seconds += pace
+            self._seconds_a_round = self._seconds_a_round * 0.9 + pace * 0.1 if self._seconds_a_round else pace
+            if any(r for group in records for r in group):
+                self._note(records)
+            if self._curves.due(self.train_seconds):
+                self._draw_curves()
+            if self._maps.due(self.train_seconds):
+                self._draw_maps()
+
+    def _rest(self) -> None:
+        """Save, say so, and wait for a button; look now and then whether the page is still there."""
+        with self.lock:
+            self._save()
+            self._settle("saved" if self.status == "saved" else "paused", "")
+        with self._wake:
+            while self._want == "pause" and not self._singles and self.owner.is_alive():
+                self._wake.wait(0.5)
+
+    def _save(self) -> None:
+        for trainer in self._all():
+            if trainer.status == "running":
+                trainer.save()
+
+    def _verdict(self) -> tuple[str, str]:
+        """How it ended, in a word and a sentence, out of the trainers' own words."""
+        if self._gone():
+            with self.lock:
+                self._save()
+            return "stopped", ""
+        groups = zip(self.faces, self.trainers, strict=True)
+        ends = [(t.status, t.message, f["label"]) for f, group in groups for t in group]
+        for word in ("out of memory", "disk full", "interrupted"):
+            for status, message, label in ends:
+                if status == word:
+                    return word, f"{label}: {message}"
+        diverged = [(message, label) for status, message, label in ends if status == "diverged"]
+        if diverged:
+            message, label = diverged[0]
+            more = f" ({len(diverged)} of {len(ends)} runs.)" if len(ends) > 1 else ""
+            return ("diverged" if len(diverged) == len(ends) else "done"), f"{label} diverged. {message}{more}"
+        return "done", ""
+
+    def _end(self, status: str, message: str) -> None:
+        if not self.owner.is_alive() or self._want == "drop":
+            return self._quit()
+        with self.lock:
+            if status in ("out of memory", "disk full", "error", "interrupted"):  # Try again takes up what is on disk
+                self._quit()
+                self.trainers = []
+                if self.rows:
+                    self.panel.say(self._array(), validation=list(self.validation))
+                self._say(status, message)
+            else:
+                self._settle(status, message)
+        if self.on_change:
+            self.on_change(status)
+
+    def _quit(self) -> None:
+        for trainer in self._all():
+            with suppress(OSError):
+                trainer.stop()
+
+    # ---------------------------------------------------------------- what the widgets are told
+
+    def _array(self, first: int = 0) -> np.ndarray:
+        return np.asarray(self.rows[first:], np.float32).reshape(-1, 1 + 3 * len(self.arms))
+
+    def _say(self, status: str, message: str, **traits: Any) -> None:
+        self.status = status
+        if self.panel.controller is not self or not self.owner.is_alive():
+            return
+        primary, can = OFFERS[status]
+        self.panel.say(status=status, message=message + self.unsaved, primary=primary, can=list(can), **traits)
+
+    def _in_line(self, place: int) -> None:
+        self._say("waiting", f"Others are training on this machine. You are number {place} in line.")
+
+    def _settle(self, status: str, message: str) -> None:
+        """Everything a fresh view needs, after the last step before a rest or an end."""
+        if self._sent < len(self.rows):
+            self._draw_curves()
+        where = f"At step {self.step} of {self.steps}."
+        words = {
+            "paused": f"{where} Step takes one step of each model.",
+            "saved": f"{where} This run was here before the page was reloaded. Resume goes on, Reset begins anew.",
+            "stopped": f"{where} Resume goes on from here.",
+            "done": f"All {self.steps} steps taken.",
+        }
+        self._draw_maps(keep=True)
+        start = time.perf_counter()
+        kept = {"rows": self._array(), "validation": list(self.validation), "ended": list(self.ended)}
+        self._say(status, message or words.get(status, ""), finding=self.finding(), **kept)
+        self.listener_seconds += time.perf_counter() - start
+        if self.on_change and status in ("paused", "saved"):
+            self.on_change(status)
+
+    def finding(self) -> str:
+        """The curves in a sentence: validation loss of each model, and the differences to the first, seed by seed."""
+        last: list[dict[int, tuple[int, float]]] = []  # of each model: seed -> step, loss
+        for group in self.trainers:
+            found = {}
+            for t in group:
+                scored = [(r.step, r.val_loss) for r in t.records if r.val_loss is not None]
+                if scored and t.status != "diverged":
+                    found[t.config.seed] = scored[-1]
+            last.append(found)
+        if not last or not all(last):
+            return ""
+        parts = []
+        for f, found in zip(self.faces, last, strict=True):
+            text = f"{f['label']} {np.mean([v for _, v in found.values()]):.3f}"
+            pairs = [found[s][1] - last[0][s][1] for s in found if s in last[0]]
+            if found is not last[0] and pairs:
+                spread = f", from {min(pairs):+.3f} to {max(pairs):+.3f}" if len(pairs) > 1 else ""
+                text += f" ({np.mean(pairs):+.3f}{spread})"
+            parts.append(text)
+        step = min(s for found in last for s, _ in found.values())
+        one = "One seed: a difference below about 0.05 can be chance."
+        seeds = one if self.seeds == 1 else f"{self.seeds} seeds, paired."
+        unit = self.trainers[0][0].task.unit
+        return f"Validation loss after {step} steps, {unit}: {'; '.join(parts)}. " + (seeds if len(last) > 1 else "")
+
+    def _draw_curves(self) -> None:
+        start = time.perf_counter()
+        if self.panel.controller is self and self.owner.is_alive():
+            left = self._seconds_a_round * (self.steps - self.step)
+            self.panel.tick(
+                self._array(self._sent), self.validation[self._sent_validation :],
+                epoch=self.panel.epoch, ended=list(self.ended), step=self.step, left=left,
+                rate=1 / self._seconds_a_round if self._seconds_a_round else 0,
+            )  # fmt: skip
+        self._sent, self._sent_validation = len(self.rows), len(self.validation)
+        self._curves.count(start)
+        self.listener_seconds += self._curves.cost
+
+    def _chosen(self) -> None:
+        with self.lock:
+            if self.trainers:
+                self._draw_maps(keep=self.status != "running")
+
+    def _draw_maps(self, keep: bool = False) -> None:
+        if self.grid is None or self.panel.controller is not self or not self.owner.is_alive():
+            return
+        start = time.perf_counter()
+        trainers = [self.trainers[i][0] for i in self.grid.shown()]
+        try:
+            x, tokens = self._probe_input(trainers[0], self.probe)
+        except ValueError as problem:
+            self.grid.note = str(problem)
+            return
+        self.grid.show(
+            [torch.cat(t.maps(x)).float().cpu().numpy() for t in trainers],  # L of (1, H, T, T) -> (L, H, T, T)
+            tokens, causal=trainers[0].model.config.causal, symmetry=[head_symmetry(t.model) for t in trainers],
+            step=self.step, keep=keep,
+        )  # fmt: skip
+        self._maps.count(start)
+        self.listener_seconds += self._maps.cost
+
+    @staticmethod
+    def _probe_input(trainer: Trainer, text: str | None) -> tuple[Tensor, list[str]]:
+        task: Any = trainer.task
+        if task.kind == "text":
+            ids = task.encode(text or "To be, or not to be")[: trainer.config.model.context]
+            if not ids:
+                raise ValueError("the text is empty: give at least one character")
+            return torch.tensor([ids]), [task.token_label(i) for i in ids]
+        x, _ = task.validation(trainer.config.model.context, 1)
+        if task.kind == "lists":
+            return x[:1], [str(v) for v in x[0].tolist()]
+        side = task.image // trainer.model.patch
+        cls = ["CLS"] if trainer.config.pool == "cls" else []
+        return x[:1], cls + [f"row {i + 1}, column {j + 1}" for i in range(side) for j in range(side)]
