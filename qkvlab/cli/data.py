@@ -9,11 +9,11 @@ import click
 
 
 @click.group("data")
-def data() -> None:
+def command() -> None:
     """Show the data on this machine, or fetch what does not come with qkvlab."""
 
 
-@data.command("list")
+@command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object for each file.")
 def list_(as_json: bool) -> None:
     """List each file: where it is, its size, and whether its sha256 is right.
@@ -37,7 +37,7 @@ def list_(as_json: bool) -> None:
         sys.exit(1)
 
 
-@data.command("get")
+@command.command("get")
 @click.argument("name", type=click.Choice(["tinyshakespeare"]))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the name and the path.")
 def get(name: str, as_json: bool) -> None:

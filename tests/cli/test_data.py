@@ -3,7 +3,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from qkvlab.cli.data import data
+from qkvlab.cli.data import command
 from qkvlab.tasks import DataError, sources
 
 
@@ -14,7 +14,7 @@ def nothing_of_the_users(monkeypatch, tmp_path):
 
 
 def run(*words):
-    return CliRunner().invoke(data, words)
+    return CliRunner().invoke(command, words)
 
 
 def test_list_shows_every_file():

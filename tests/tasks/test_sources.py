@@ -193,3 +193,10 @@ def test_inventory_tells_right_wrong_and_absent(mine):
     assert rows["digits8x8.npz"]["state"] == "wrong" and "digits8x8.npz" in rows["digits8x8.npz"]["message"]
     assert rows["tinyshakespeare.txt"]["state"] == "not fetched" and rows["mnist_10k.npz"]["state"] == "ok"
     assert rows["mnist_10k.npz"]["bytes"] == 1_650_884
+
+
+def test_an_installed_wheel_has_its_own_copy(monkeypatch, tmp_path):
+    monkeypatch.setattr(sources, "__file__", str(tmp_path / "site-packages" / "qkvlab" / "tasks" / "sources.py"))
+    assert sources.data_dir() == (tmp_path / "site-packages" / "data").resolve()
+    (tmp_path / "site-packages" / "qkvlab" / "_data").mkdir(parents=True)
+    assert sources.data_dir() == (tmp_path / "site-packages" / "qkvlab" / "_data").resolve()
