@@ -98,7 +98,7 @@ class RunConfig:
         check("schedule", self.schedule in ("cosine", "linear-tail"), "'cosine' or 'linear-tail'")
         check("dtype", self.dtype in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
         kind, _, index = self.device.partition(":")
-        known = (kind == "cuda" and (not index or index.isdigit())) or self.device in ("auto", "cpu", "mps", "mps:0")
+        known = (kind == "cuda" and (not index or index.isdigit())) or self.device in ("auto", "cpu", "mps")
         check("device", known and self.device != "cuda:", "'auto', 'cpu', 'cuda', 'cuda:N' or 'mps'")
 
     def as_dict(self) -> dict[str, Any]:
@@ -130,17 +130,15 @@ def learning_rate(config: RunConfig, step: int) -> float:
     return warm * (config.min_lr_ratio + (1 - config.min_lr_ratio) * fall)
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto`: CUDA where there is one, else MPS, else the CPU. Raises ValueError for one that is not there."""
+def resolve_device(name: str, dtype: str = "float32") -> torch.device:
+    """`auto`: CUDA if there is one, else MPS, else the CPU. Raises ValueError where that, or the dtype, cannot be."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    here = ["cpu", *[f"cuda:{i}" for i in range(cuda)], *(["mps"] if torch.backends.mps.is_available() else [])]
-    if name == "auto":
-        return torch.device("cuda" if cuda else here[-1])
-    device = torch.device(name)
-    if device.type not in [h.partition(":")[0] for h in here] or (
-        device.type == "cuda" and (device.index or 0) >= cuda
-    ):
-        raise ValueError(f"device={name!r}: this machine, as torch {torch.__version__} sees it, has {', '.join(here)}")
+    here = [*[f"cuda:{i}" for i in range(cuda)], *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
+    device = torch.device(here[0].partition(":")[0] if name == "auto" else name)
+    if name != "auto" and name not in here and not (name == "cuda" and cuda):
+        raise ValueError(f"device={name!r}: torch {torch.__version__} sees on this machine only {', '.join(here)}")
+    if dtype == "bfloat16" and device.type != "cuda":
+        raise ValueError(f"dtype='bfloat16' needs a CUDA device and this run is on {device}: use dtype='float32'")
     return device
 
 
@@ -182,11 +180,7 @@ class Trainer(Iterator[Record]):
 
     def __init__(self, config: RunConfig, folder: Path | None = None, *, task: Task | None = None):
         self.config = config
-        self.device = resolve_device(config.device)
-        if config.dtype == "bfloat16" and self.device.type != "cuda":
-            raise ValueError(
-                f"dtype='bfloat16' needs a CUDA device and this run is on {self.device}: use dtype='float32'"
-            )
+        self.device = resolve_device(config.device, config.dtype)
         self.task = task or tasks.load(config.task, tokens=config.tokens, data=config.data, length=config.length)
         self.step = 0
         self.records: list[Record] = []
