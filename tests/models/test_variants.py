@@ -1,5 +1,7 @@
 """Variants: the arithmetic of paper B's tables and of the circuits, and refusals that name what is impossible."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -52,7 +54,8 @@ class Circuits(nn.Module):
         att = self.attention
         W_O = att.W_O.weight.T.unflatten(0, (att.heads, att.d_h))  # (H, d_h, d)
         q, k, v = (
-            t[0].repeat_interleave(att.heads // t.shape[1], 0) for t in att.project(torch.eye(len(W_O[0, 0])).double()[None])
+            t[0].repeat_interleave(att.heads // t.shape[1], 0)
+            for t in att.project(torch.eye(len(W_O[0, 0])).double()[None])
         )
         return torch.cat([(q @ k.mT).flatten(), (v @ W_O).flatten()])
 
@@ -120,9 +123,8 @@ def test_every_variant_is_refused_or_counts_right(query, key, value, kv_heads, p
     ],
 )
 def test_impossible_and_unknown_slugs_are_refused_by_name(slug, says):
-    with pytest.raises(ValueError, match=".") as error:
+    with pytest.raises(ValueError, match=re.escape(says)):
         variant(slug)
-    assert says in str(error.value)
 
 
 def test_heads_that_do_not_fit_are_refused_with_the_numbers():
