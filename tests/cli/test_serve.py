@@ -1,0 +1,183 @@
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import click
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from qkvlab.cli import main, serve
+
+
+def test_a_checkout_serves_its_own_notebooks():
+    folder = Path(__file__).parents[2] / "notebooks"
+    assert serve.labs_dir() == folder
+    assert [path.name for path in serve.lab_files(folder)] == sorted(
+        path.name for path in folder.iterdir() if re.fullmatch(r"\d\d_\w+\.py", path.name)
+    )
+
+
+def test_no_labs_is_an_error_that_names_the_folder(tmp_path):
+    (tmp_path / "helper.py").touch()
+    with pytest.raises(click.ClickException, match=re.escape(str(tmp_path))):
+        serve.lab_files(tmp_path)
+
+
+def test_port_that_is_taken_is_refused_by_name():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(main, ["--port", str(port), "--no-browser"])
+        assert result.exit_code == 2
+        assert f"port {port} on 127.0.0.1 is taken" in result.output
+
+
+def test_without_a_port_the_next_free_one_is_chosen(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(serve, "FIRST_PORT", port)
+        assert serve.choose_port("127.0.0.1", None) > port
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
+def test_other_machines_need_a_password(host):
+    result = CliRunner().invoke(main, ["--host", host, "--no-browser"])
+    assert result.exit_code == 2
+    assert host in result.output and "--password" in result.output and "other machines" in result.output
+
+
+@pytest.mark.parametrize("host, mine", [("127.0.0.1", True), ("::1", True), ("localhost", True), ("127.9.9.9", True),
+                                        ("0.0.0.0", False), ("192.0.2.7", False), ("example.org", False)])  # fmt: skip
+def test_loopback(host, mine):
+    assert serve.is_loopback(host) is mine
+
+
+def test_a_wheels_labs_are_edited_as_a_copy_that_keeps_its_edits(tmp_path, monkeypatch):
+    shipped = tmp_path / "site-packages" / "qkvlab" / "_notebooks"
+    (shipped / "__pycache__").mkdir(parents=True)
+    (shipped / "__pycache__" / "x.pyc").touch()
+    for name in ("01_one.py", "pyproject.toml", "lab.css"):
+        (shipped / name).write_text(f"shipped {name}")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    copy = serve.editable_labs(shipped)
+    assert copy.parent == here
+    assert sorted(path.name for path in copy.iterdir()) == ["01_one.py", "lab.css", "pyproject.toml"]
+    (copy / "01_one.py").write_text("mine")
+    (shipped / "02_two.py").write_text("newer")
+    assert serve.editable_labs(shipped) == copy
+    assert (copy / "01_one.py").read_text() == "mine" and (copy / "02_two.py").read_text() == "newer"
+    assert serve.editable_labs(here) == here, "a checkout is edited in place"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """`qkvlab` as a person starts it, in a folder of its own."""
+
+    def __init__(self, cwd, *args):
+        flags = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP} if os.name == "nt" else {}
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "qkvlab", *args, "--no-browser", "--port", str(free_port())],
+            cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **flags,
+        )  # fmt: skip
+        first = self.process.stdout.readline()
+        found = re.search(r"http://\S+", first)
+        assert found, first + self.process.communicate(timeout=10)[0]
+        self.url = found[0]
+
+    def get(self, url=None):
+        """Where a new browser ends up, and what it is shown there."""
+        cookies = urllib.request.HTTPCookieProcessor()
+        with urllib.request.build_opener(cookies).open(url or self.url, timeout=30) as answer:
+            return answer.url, answer.read().decode()
+
+    def stop(self, signal_number):
+        """Send a signal; return what was printed, and any process left behind."""
+        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        self.process.send_signal(signal_number)
+        output = self.process.communicate(timeout=30)[0]
+        _, left = psutil.wait_procs(family, timeout=5)
+        return output, left
+
+
+@pytest.fixture
+def start(tmp_path):
+    servers = []
+
+    def begin(*args):
+        servers.append(Server(tmp_path, *args))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
+
+
+posix = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+
+
+@posix
+def test_the_gallery_answers_and_ctrl_c_leaves_nothing_behind(start, tmp_path):
+    server = start()
+    listening = [c.laddr for c in psutil.Process(server.process.pid).net_connections("tcp") if c.status == "LISTEN"]
+    assert [f"http://{ip}:{port}" for ip, port in listening] == [server.url]
+    _, page = server.get()
+    assert '"theme": "system"' in page and "gallery" in page
+    _, lab = server.get(server.url + "/?file=" + serve.lab_files(serve.labs_dir())[0].name)
+    assert 'data-status="ready"' in lab, "the head that keeps MathJax from being asked for"
+    output, left = server.stop(signal.SIGINT)
+    assert server.process.returncode == 0 and not left
+    assert output.strip().endswith("Stopped.") and "Traceback" not in output
+    assert list(tmp_path.iterdir()) == []
+
+
+@posix
+def test_the_editor_asks_for_its_token_and_ends_on_sigterm(start):
+    server = start("--edit")
+    assert "access_token=" in server.url
+    address, _ = server.get(server.url.split("?")[0])
+    assert "/auth/login" in address
+    address, page = server.get()
+    assert "/auth/login" not in address and '"auto_instantiate": true' in page
+    _, left = server.stop(signal.SIGTERM)
+    assert not left
+
+
+@posix
+def test_a_password_is_asked_for_and_not_printed(start):
+    server = start("--password", "open-sesame")
+    assert "open-sesame" not in server.url
+    assert "/auth/login" in server.get()[0]
+    assert "/auth/login" not in server.get(server.url + "/?access_token=open-sesame")[0]
+
+
+def test_help_names_every_option():
+    text = CliRunner().invoke(main, ["serve", "--help"]).output
+    for option in ("--edit", "--port", "--host", "--password", "--no-browser", "--threads"):
+        assert option in text
+
+
+def test_giving_up_on_a_server_that_never_answers_calls_nothing(monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    called = []
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        serve._until_up(f"http://127.0.0.1:{silent.getsockname()[1]}", lambda: called.append(1))
+    assert not called
