@@ -186,8 +186,9 @@ class TextTask:
         self.unit = "nats per character" if isinstance(tokens, Characters) else "nats per token"
         small = np.uint16 if tokens.size <= 2**16 else np.uint32
         self._train, self._valid = train.astype(small), valid.astype(small)
-        self._stream, self._oldest, self._read = stream, 0, 0
-        self.drawn = 0  # ids drawn by `batch` so far
+        self._stream, self._oldest = stream, 0  # _oldest: where in _train the stream goes on
+        self._read, self._replaced = 0, -1  # ids taken from the stream; how many before the last piece
+        self.drawn = 0  # ids drawn by `batch` from a stream so far
 
     def batch(self, rng: np.random.Generator, size: int, context: int) -> tuple[Tensor, Tensor]:
         """`size` windows at random places of the training part. Raises ValueError where it is shorter than one."""
@@ -196,25 +197,29 @@ class TextTask:
             fit = len(self._train) - 1
             raise ValueError(f"context={context} is too long: the training part of {self.name} allows at most {fit}")
         places = rng.integers(0, room, size)[:, None] + np.arange(context + 1)
-        if self._stream is not None:  # the oldest id comes first, so that no window crosses the seam
-            places = (places + self._oldest) % len(self._train)
+        if self._stream is not None:
+            self._advance(self._stream)
+            self.drawn += size * context
+            places = (places + self._oldest) % len(self._train)  # the oldest id first: no window crosses the seam
         window = torch.from_numpy(self._train[places].astype(np.int64))
-        self.seek(self.drawn + size * context)
         return self._scored(window[:, :-1], window[:, 1:])
 
     def seek(self, drawn: int) -> None:
-        """Be where a task is from which `drawn` ids (steps x size x context) were drawn. Needed for a stream only."""
-        if self._stream is None:
-            return
-        if drawn < self.drawn:
-            raise ValueError(f"drawn={drawn}: {self.drawn} ids were drawn already, and a stream does not run back")
+        """Be where a task is from which `drawn` ids (steps x size x context) were drawn; counts for a stream only.
+
+        Runs that share a stream must keep step: raises ValueError for a place whose text was already replaced.
+        """
+        if self._stream is not None and drawn <= self._replaced:
+            raise ValueError(f"drawn={drawn}: the text of that place was replaced, and a stream does not run back")
         self.drawn = drawn
-        while self._read < drawn:
-            ids = next(self._stream)
-            places = (self._oldest + np.arange(len(ids))[-len(self._train) :]) % len(self._train)
-            self._train[places] = ids[-len(self._train) :]
-            self._oldest = (self._oldest + len(ids)) % len(self._train)
-            self._read += len(ids)
+
+    def _advance(self, stream: Iterator[np.ndarray]) -> None:
+        while self._read < self.drawn:
+            ids, held = next(stream), len(self._train)
+            places = (self._oldest + np.arange(len(ids))[-held:]) % held
+            self._train[places] = ids[-held:]
+            self._oldest = (self._oldest + len(ids)) % held
+            self._replaced, self._read = self._read, self._read + len(ids)
 
     def validation(self, context: int, limit: int) -> tuple[Tensor, Tensor]:
         """Windows that do not overlap, evenly spread over the validation part; at most `limit`.

@@ -163,6 +163,16 @@ def test_seek_takes_a_fresh_stream_to_the_same_place(large):
         resumed.seek(3)
 
 
+def test_runs_in_step_may_share_a_stream(large):
+    shared, alone = (text.own(large, "char", room=5000) for _ in range(2))
+    for step in range(60):
+        want = alone.batch(np.random.default_rng(step), 4, 30)
+        for _ in range(3):
+            shared.seek(step * 4 * 30)
+            got = shared.batch(np.random.default_rng(step), 4, 30)
+            assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
 def test_only_what_is_held_is_read(tmp_path, monkeypatch):
     read = []
 
