@@ -28,8 +28,9 @@ Prose: `labs.prose(r"...")` is `mo.md` that knows three signs. `\\WQ \\WK \\WV \
 in their colours; `[[softmax]]` or `[[softmax|softmaxes]]` is a term at its first use, with its glossary entry on hover,
 focus and tap; `((three_projections))` is a link to a lab, or its name and "coming".
 `labs.number("2.3e-15", "largest relative difference", "exact")` is the one number that matters, set large;
-`labs.state("exact" | "within noise" | "fails")` a verdict in words. Call-outs: `<div class="claim">` (predict,
-verdict, limit). Figures: `figures.show(fig)`. Controls: `page.controls(head=slider)`, values from `page.number(...)`.
+`labs.state("exact" | "within noise" | "fails")` a verdict in words: HTML both, for `mo.Html(...)` or inside prose.
+`labs.box("claim", r"...")` is prose in a call-out (claim, predict, verdict, limit). Figures: `figures.show(fig)`.
+Controls: `page.controls(head=slider)`, their first values from `page.number(...)`.
 """
 
 import re
@@ -372,7 +373,7 @@ def outline(slug: str) -> mo.Html:
     """The left side: the course, this lab's sections, the way back. The last expression of a cell of its own."""
     lab = find(slug)
     home = "" if lab.number == 0 else f'<p class="side-home">{anchor("start_here", "All labs")}</p>'
-    name = mo.md(f'<p class="side-title">qkvlab</p>{home}<p class="side-lab">{lab.number:02d} · {lab.title}</p>')
+    name = mo.Html(f'<p class="side-title">qkvlab</p>{home}<p class="side-lab">{lab.number:02d} · {lab.title}</p>')
     return mo.sidebar([name, mo.outline()], width="15rem")
 
 
@@ -397,6 +398,11 @@ def prose(text: str) -> mo.Html:
     text = re.sub(r"\[\[([^]|]+)\|?([^]]*)\]\]", lambda m: term(m[1], m[2]), text)
     text = re.sub(r"\(\(([a-z0-9_]+)\|?([^)]*)\)\)", lambda m: anchor(m[1], m[2]), text)
     return mo.md(text)
+
+
+def box(kind: str, text: str) -> mo.Html:
+    """A call-out (claim, predict, verdict, limit) around `prose` text."""
+    return mo.Html(f'<div class="{kind}">{prose(text).text}</div>')
 
 
 def term(word: str, shown: str = "") -> str:

@@ -75,7 +75,10 @@ def show(fig: go.Figure, alt: str = "", caption: str = "") -> Any:
         raise ValueError("a figure needs a text alternative that states its finding: show(fig, alt)")
     below = f"<figcaption>{caption}</figcaption>" if caption else ""
     inner = mo.ui.plotly(fig, config=CONFIG).text
-    return mo.Html(f'<figure class="lab-figure"><div role="img" aria-label="{words}">{inner}</div>{below}</figure>')
+    size = f'style="height: {fig.layout.height or 450}px"'  # known before Plotly draws: the text below does not jump
+    return mo.Html(
+        f'<figure class="lab-figure"><div role="img" aria-label="{words}" {size}>{inner}</div>{below}</figure>'
+    )
 
 
 def map_figure(
