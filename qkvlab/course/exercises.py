@@ -101,9 +101,9 @@ class Exercise:
             if found != wanted:
                 return f"This is {_shape(found)}, and the answer is {_shape(wanted)}. Check the shapes first."
             if not self.names:
-                return "Not yet: the size is off. A hint is below."
-            return "The shape is right, the values are not. Try it with small numbers on paper, or open a hint below."
-        return "Not yet."
+                return "Not yet. The number is another one; the hints below lead to it."
+            return "The shape is right, the values are not. Try it with small numbers on paper, or open a hint."
+        return "Not yet. Open a hint below."
 
 
 @functools.cache
@@ -246,38 +246,40 @@ def ask(key: str) -> Any:
     """Question, field, and folded one in the other hints and solution: one marimo element, its value {key: answer}."""
     import marimo as mo
 
+    from qkvlab.course.labs import prose
+
     exercise = exercises()[key]
     question = exercise.question
     if exercise.kind == "choice":
-        answer_field: Any = mo.ui.radio(list(exercise.options), label="")
+        answer_field: Any = mo.ui.radio(list(exercise.options))
     else:
         if exercise.kind == "order":
             question += "\n\n" + "\n".join(f"- **{a}** {b}" for a, b in zip(LETTERS, exercise.options, strict=False))
         answer_field = mo.ui.text(placeholder=exercise.placeholder or "your answer, then Enter", full_width=True)
-    body = _braces(mo.md(f"**{exercise.title}**\n\n{question}").text)
-    folded = f"<details><summary>Solution</summary>{mo.md(exercise.solution).text}</details>"
+    folded = f"<details><summary>Solution</summary>{prose(exercise.solution).text}</details>"
     for number, hint in reversed(list(enumerate(exercise.hints, 1))):
         title = f"Hint {number} of {len(exercise.hints)}"
-        folded = f"<details><summary>{title}</summary>{mo.md(hint).text}{folded}</details>"
-    page = f'<div class="exercise">{body}{{{key}}}{_braces(folded)}</div>'
-    return mo.Html(page).batch(**{key: answer_field})
-
-
-def _braces(html: str) -> str:
-    return html.replace("{", "{{").replace("}", "}}")
+        folded = f"<details><summary>{title}</summary>{prose(hint).text}{folded}</details>"
+    parts = [
+        part.replace("{", "{{").replace("}", "}}")
+        for part in (prose(f"**{exercise.title}**\n\n{question}").text, folded)
+    ]
+    return mo.Html(f'<div class="exercise">{parts[0]}{{{key}}}{parts[1]}</div>').batch(**{key: answer_field})
 
 
 def reply(element: Any) -> Any:
     """The verdict on what stands in an `ask` element, in a cell of its own: hints that are open stay open."""
     import marimo as mo
 
+    from qkvlab.course.labs import box
+
     (key, given), *_ = element.value.items()
     verdict = exercises()[key].check(given)
     if verdict.state == "not tried":
-        return mo.md(f'<p class="exercise-blank">{verdict.message}</p>')
-    word, kind = ("Right.", "success") if verdict.state == "right" else ("Not yet.", "warn")
-    message = verdict.message.removeprefix(word).strip()
-    return mo.callout(mo.md(f"**{word}** {message}"), kind=kind)  # type: ignore[arg-type]
+        return mo.Html(f'<p class="exercise-blank">{verdict.message}</p>')
+    word = {"right": "Right", "not yet": "Not yet"}[verdict.state]
+    kind = {"right": "verdict verdict-right", "not yet": "verdict verdict-noise"}[verdict.state]
+    return box(kind, f"**{word}.** {verdict.message.removeprefix(word).lstrip(' .:')}")
 
 
 def predict(question: str, options: list[str]) -> Any:
@@ -289,12 +291,12 @@ def predict(question: str, options: list[str]) -> Any:
 
 def compare(guess: Any, truth: str, because: str) -> Any:
     """At the end of a lab: what the reader predicted (a `predict` element), what it turned out to be, and why."""
-    import marimo as mo
+    from qkvlab.course.labs import box
 
     if truth not in guess.options:
         raise ValueError(f"truth {truth!r} is none of the options {list(guess.options)}")
     if guess.value is None:
-        return mo.callout(mo.md(f"You made no prediction at the start. It turned out: **{truth}**. {because}"))
+        return box("verdict", f"You made no prediction at the start. It turned out: **{truth}**. {because}")
     if guess.value == truth:
-        return mo.callout(mo.md(f"You predicted **{truth}**, and so it is. {because}"), kind="success")
-    return mo.callout(mo.md(f"You predicted **{guess.value}**. It turned out: **{truth}**. {because}"), kind="warn")
+        return box("verdict verdict-right", f"You predicted **{truth}**, and so it is. {because}")
+    return box("verdict verdict-noise", f"You predicted **{guess.value}**. It turned out: **{truth}**. {because}")

@@ -1,4 +1,4 @@
-"""Changes of basis and measures, against numpy, torch and PyTorch's own attention; nothing here is checked by itself."""
+"""Changes of basis and measures, against numpy, torch and PyTorch's own attention."""
 
 import numpy as np
 import pytest
