@@ -1,7 +1,7 @@
 """How a run lies on disk, so that no kill, full disk or second process can leave half of something.
 
 config.json              what was asked for, and what made it
-records.jsonl            one line a step, appended
+records.jsonl            one line a step, written whole just before each checkpoint
 checkpoint.safetensors   weights, optimiser state, and in the metadata the step: one file, so that it cannot be half new
 status.json              how the run ended, written when it did
 """
@@ -10,7 +10,6 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,16 +85,12 @@ def read_config(path: Path) -> dict[str, Any]:
     return values["config"]
 
 
-def record_line(record: Record) -> str:
-    return json.dumps(vars(record)) + "\n"
-
-
-def write_records(path: Path, records: Iterable[Record]) -> None:
-    write_atomic(path, "".join(map(record_line, records)).encode())
+def record_line(record: Record) -> bytes:
+    return json.dumps(vars(record)).encode() + b"\n"
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of steps 1, 2, ...; empty without a file. A torn last line, which a crash can leave, is left out.
+    """The records of steps 1, 2, ...; empty without a file. A last line cut short is left out.
 
     Raises RunError when any other line is not a record, or a step is missing.
     """

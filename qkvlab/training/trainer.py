@@ -13,20 +13,19 @@ two variants with one seed see the same batches, and a run that was killed goes 
 import dataclasses
 import errno
 import math
-import os
 import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils import get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from qkvlab import __version__, tasks
 from qkvlab.models.transformer import GPT, Encoder, ModelConfig, ViT, count_parameters
@@ -163,7 +162,8 @@ def _key(*numbers: int) -> int:
 def _is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+        isinstance(error, RuntimeError)
+        and any(words in text for words in ("can't allocate memory", "not enough memory", "out of memory"))
     )
 
 
@@ -200,9 +200,10 @@ class Trainer(Iterator[Record]):
             raise
         self.parameters = count_parameters(self.model)  # without embeddings
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._foreach = None if self.device.type == "mps" else True  # all tensors in one call, where torch can
         self._whole = True  # weights, optimiser state, step and records are of one moment
         self._validation: tuple[Tensor, Tensor] | None = None
-        self._log: TextIO | None = None
+        self._lines = bytearray()  # records.jsonl as it is to be
         self._saved: tuple[int, int] | None = None  # which checkpoint file is ours
         self._saved_step = 0
         self._save_after = 0.0
@@ -216,8 +217,9 @@ class Trainer(Iterator[Record]):
         record = None
         try:
             if self.status == "ready":
-                self._open()
                 self.status, self.message = "running", "Training."
+                if self.folder:
+                    (self.folder / disk.STATUS).unlink(missing_ok=True)
             record = self._step()
         except KeyboardInterrupt:
             self.stop()
@@ -241,13 +243,13 @@ class Trainer(Iterator[Record]):
         loss = self.loss(x, y)
         loss.backward()
         grads = [p.grad for p in self._parameters if p.grad is not None]
-        norm = get_total_norm(grads, foreach=True)
+        norm = get_total_norm(grads, foreach=self._foreach)
         loss_value, norm_value = torch.stack((loss.detach(), norm)).tolist()  # the step's one wait for the device
         if not math.isfinite(loss_value + norm_value):
             self._diverged(f"The loss is {loss_value} and the gradient's norm {norm_value}")
             return None
         if 0 < config.clip < norm_value:
-            torch._foreach_mul_(grads, config.clip / norm_value)
+            clip_grads_with_norm_(self._parameters, config.clip, norm, foreach=self._foreach)
 
         rate = learning_rate(config, step)
         self._whole = False
@@ -264,8 +266,8 @@ class Trainer(Iterator[Record]):
                 return None
         record = Record(self.step, loss_value, config.lr * rate, norm_value, self.seconds, val_loss, val_accuracy)
         self.records.append(record)
-        if self._log:
-            self._log.write(disk.record_line(record))
+        if self.folder:
+            self._lines += disk.record_line(record)
         self._whole = True
 
         far = FAR * self.records[0].loss
@@ -304,9 +306,8 @@ class Trainer(Iterator[Record]):
         x, y = self._validation
         model, classes = self.config.model, self.task.outputs
         tokens = self.model.config.context if self.task.kind != "text" else x.shape[1]
-        rows = max(
-            1, 2**22 // (tokens * max(classes, round(model.mlp * model.width)))
-        )  # 16 MB for the largest activation
+        numbers = tokens * max(classes, round(model.mlp * model.width))  # in the largest activation of a row
+        rows = max(1, 2**22 // numbers)  # at once: 16 MB
         total, right, scored = 0.0, 0, 0
         self.model.eval()
         for i in range(0, len(x), rows):
@@ -329,11 +330,14 @@ class Trainer(Iterator[Record]):
     # How a run ends
 
     def stop(self) -> None:
-        """End here and keep what there is, as Ctrl-C does; a new Trainer on the same folder goes on."""
+        """End here and keep what there is, as Ctrl-C does; a new Trainer on the same folder goes on.
+
+        Call it from the thread that iterates, between two steps.
+        """
         if self.status not in ("ready", "running"):
             return
         try:
-            if self._whole and self._log:
+            if self._whole and self.status == "running":
                 self.save()
         except (OSError, RuntimeError, MemoryError) as error:
             return self._fail(error)
@@ -364,14 +368,13 @@ class Trainer(Iterator[Record]):
     def _end(self, status: Status, message: str) -> None:
         if self.status not in ("ready", "running"):  # it has ended before
             return
-        self.status, self.message = status, message
-        if self._log and self.folder:
+        started, self.status, self.message = self.status == "running", status, message
+        if started and self.folder and self._identity() == self._saved:
             try:
-                self._log.close()
+                disk.write_atomic(self.folder / disk.RECORDS, bytes(self._lines))
                 disk.write_json(self.folder / disk.STATUS, {"status": status, "message": message, "step": self.step})
             except OSError:  # a full disk: then .message alone says it
                 pass
-        self._log = None
 
     # What lies on disk
 
@@ -379,34 +382,22 @@ class Trainer(Iterator[Record]):
         """Write a checkpoint now, if there is a folder. Raises OSError when it cannot; the one before is untouched."""
         if self.folder is None:
             return
-        if not self._log and self.status == "ready":
-            self._open()
         path = self.folder / disk.CHECKPOINT
         if self._identity() != self._saved:
-            self._log = None  # the folder is no longer ours: leave even its status alone
             return self._end("interrupted", f"{path} was written or removed by someone else; this run has stopped.")
         start = time.monotonic()
-        if self._log:
-            os.fsync(self._log.fileno())  # a checkpoint's records are on disk before it is
+        disk.write_atomic(self.folder / disk.RECORDS, bytes(self._lines))  # before the checkpoint that counts on them
         tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
         tensors |= {f"optimiser.{name}": t for name, t in self.optimiser.state_dict().items()}
         disk.write_checkpoint(path, tensors, {"step": self.step, "seconds": self.seconds})
         self._saved, self._saved_step = self._identity(), self.step
         took = time.monotonic() - start
-        self._save_after = 0.0 if took < 0.5 else time.monotonic() + 20 * took  # a big model must not save all the time
+        self._save_after = 0.0 if took < 0.1 else time.monotonic() + 20 * took  # a big model must not save all the time
 
     def _identity(self) -> tuple[int, int] | None:
         """Which checkpoint file lies in the folder; another trainer's would be another."""
         path = self.folder / disk.CHECKPOINT  # type: ignore[operator]
         return (path.stat().st_mtime_ns, path.stat().st_ino) if path.exists() else None
-
-    def _open(self) -> None:
-        """Before the first step of this trainer: drop the records after the checkpoint and append from here."""
-        if self.folder is None:
-            return
-        disk.write_records(self.folder / disk.RECORDS, self.records)
-        (self.folder / disk.STATUS).unlink(missing_ok=True)
-        self._log = open(self.folder / disk.RECORDS, "a", buffering=1, encoding="utf-8", newline="\n")  # noqa: SIM115
 
     def _take_up(self, folder: Path) -> None:
         """Read what lies in the folder; write config.json when nothing does."""
@@ -436,7 +427,8 @@ class Trainer(Iterator[Record]):
             raise RunError(
                 f"{folder / disk.RECORDS} ends before step {self.step}, where {path} is: delete {folder} to start anew"
             )
-        self.records = records[: self.step]
+        self.records = records[: self.step]  # what came after the checkpoint is taken again
+        self._lines = bytearray().join(map(disk.record_line, self.records))
         part = lambda head: {name.removeprefix(head): t for name, t in tensors.items() if name.startswith(head)}
         try:
             self.model.load_state_dict(part("model."))
