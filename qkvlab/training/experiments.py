@@ -194,15 +194,15 @@ def write(experiment: Experiment, folder: Path, out: Path, say: Callable[[dict],
     target.mkdir(parents=True, exist_ok=True)
     for source in folder.glob("*/weights.safetensors"):
         arm = disk.read_json(source.parent / "result.json")["arm"]
-        disk.write_atomic(target / f"{arm}.safetensors", source.read_bytes())
+        disk.write_atomic(target / f"{arm.replace(':', '_')}.safetensors", source.read_bytes())
     disk.write_atomic(target / "record.json", (json.dumps(record, separators=(",", ":")) + "\n").encode())
     return target
 
 
 def cost(experiment: Experiment, chosen: dict, rounds: int = 30, steps: int = 5) -> dict[str, dict[str, float]]:
     """For each arm the median milliseconds of a step and the bytes of optimiser state, arms measured in turn."""
-    endless = {"steps": 10**6, "eval_every": 10**6}
-    trainers = {a: Trainer(replace(config(experiment, a, 0, **chosen[a]), **endless)) for a in experiment.arms}
+    endless = lambda run: replace(run, steps=10**6, eval_every=10**6)
+    trainers = {arm: Trainer(endless(config(experiment, arm, 0, **chosen[arm]))) for arm in experiment.arms}
     for trainer in trainers.values():
         for _ in range(steps):
             next(trainer)
