@@ -33,9 +33,9 @@ QUICK = 100  # steps that `--quick` repeats
 class Experiment:
     """Arms trained with one recipe on one text, each with its own tuned learning rate, on the same paired seeds.
 
-    Tuning, on a seed that is not reported: first the logit scale at the first learning rate, then the learning rate at
-    the best scale. Each is a ladder of factor 2 that goes on while its end is the best. An arm that names another in
-    `arms` takes that arm's scale and tunes its learning rate alone.
+    Tuning, on a seed that is not reported and in annealed runs of `tuning_steps`: first the logit scale at the first
+    learning rate, then the learning rate at the best scale. Each is a ladder of factor 2 that goes on while its end is
+    the best. An arm that names another in `arms` takes that arm's scale and tunes its learning rate alone.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Experiment:
     settings: dict[str, Any]
     seeds: tuple[int, ...]
     tuning_seed: int
+    tuning_steps: int
     lrs: tuple[float, ...]  # the first is where the scale is tuned
     scales: tuple[float, ...]
     weights: tuple[str, ...]  # arms whose weights, of the first seed, are shipped
@@ -63,9 +64,17 @@ EXPERIMENTS = {
             question="Does a small GPT need W_Q? The four arms of paper A on Shakespeare.",
             recipe="paper",
             arms={"qkv": "", "identity-q": "", "identity-q:mlp=4.5": "identity-q", "qkv:mlp=3.5": "qkv"},
-            settings={"task": "shakespeare", "steps": 1500, "batch": 12, "eval_every": 100, "device": "cpu"},
+            settings={
+                "task": "shakespeare",
+                "steps": 1500,
+                "batch": 12,
+                "eval_every": 125,
+                "eval_rows": 128,
+                "device": "cpu",
+            },
             seeds=(1, 2, 3, 4, 5),
             tuning_seed=0,
+            tuning_steps=750,
             lrs=(2e-3, 4e-3),
             scales=(1.0, 2.0, 4.0),
             weights=("qkv", "identity-q"),
@@ -88,7 +97,8 @@ def train(experiment: Experiment, arm: str, seed: int, lr: float, logit_scale: f
     `val_loss` is over the whole validation part and None where the run diverged; the points of `curve` are on the
     trainer's smaller fixed sample.
     """
-    run = folder / f"{arm}-lr{lr:g}-scale{logit_scale:g}-seed{seed}".replace(":", "_").replace("=", "")
+    steps = experiment.settings["steps"]
+    run = folder / f"{arm}-lr{lr:g}-scale{logit_scale:g}-steps{steps}-seed{seed}".replace(":", "_").replace("=", "")
     if (run / "result.json").exists():
         return disk.read_json(run / "result.json")
     trainer = Trainer(config(experiment, arm, seed, lr, logit_scale), run)
@@ -150,10 +160,12 @@ def tune(experiment: Experiment, folder: Path, say: Callable[[dict], None]) -> t
     """{arm: {"lr", "logit_scale"}} and every trial made to find it."""
     trials: list[dict[str, Any]] = []
     chosen: dict[str, dict[str, float]] = {}
+    shorter = replace(experiment, settings=experiment.settings | {"steps": experiment.tuning_steps})
 
     def trial(arm: str, lr: float, scale: float) -> float | None:
-        result = train(experiment, arm, experiment.tuning_seed, lr, scale, folder)
+        result = train(shorter, arm, experiment.tuning_seed, lr, scale, folder)
         row = {key: result[key] for key in ("arm", "seed", "lr", "logit_scale", "val_loss", "status")}
+        row["steps"] = experiment.tuning_steps
         if row not in trials:
             trials.append(row)
             say(row)
