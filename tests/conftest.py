@@ -4,12 +4,12 @@ import ipaddress
 import os
 import socket
 
+import pytest
+
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"  # before torch is imported; two processes of one thread each share two cores
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("QKVLAB_DATA", None)
-
-import pytest
 
 
 def _is_here(host: object) -> bool:

@@ -105,10 +105,7 @@ def test_every_import_is_declared():
     where = importlib.metadata.packages_distributions()
     base = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
     extra = {canonicalize_name(Requirement(line).name) for line in [*EXTRAS["test"], *EXTRAS["jupyter"]]}
-    optional = {  # asked for where they are used, with a message that says so
-        "accelerate",
-        *(canonicalize_name(Requirement(line).name) for line in EXTRAS.get("scale", ())),
-    }
+    optional = {canonicalize_name(Requirement(line).name) for line in EXTRAS["scale"]}
     transitive = {
         "pyyaml": "datasets",
         "pyarrow": "datasets",
@@ -117,8 +114,8 @@ def test_every_import_is_declared():
     for folder, allowed in (
         ("qkvlab", base | optional | {"playwright"}),
         ("notebooks", base | optional),
-        ("tests", base | extra | set(transitive)),
-        ("bench", base | extra | set(transitive)),
+        ("tests", base | extra | transitive),
+        ("bench", base | extra | transitive),
     ):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

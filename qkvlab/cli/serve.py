@@ -20,6 +20,7 @@ import urllib.request
 import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -135,6 +136,33 @@ def _name_gallery_cards() -> None:
     opengraph.DEFAULT_OPENGRAPH_PLACEHOLDER_IMAGE_GENERATOR = picture  # type: ignore[assignment]
 
 
+def _steady_parsing() -> None:
+    """Repeat a parse that CPython fails when threads parse at once.
+
+    It counts nesting in one place for all threads, so a page opened while another lab runs may end in "SystemError:
+    AST constructor recursion depth mismatch" (python/cpython#106905): 5 of 150 pages on Python 3.11.7, none with this.
+    """
+    import ast
+
+    from marimo._ast import compiler, transformers
+
+    def steady(parse: Callable[..., Any]) -> Callable[..., Any]:
+        def again(*args: Any, **kwargs: Any) -> Any:
+            for _ in range(20):
+                try:
+                    return parse(*args, **kwargs)
+                except SystemError as error:
+                    if "recursion depth mismatch" not in str(error):
+                        raise
+            return parse(*args, **kwargs)
+
+        return again
+
+    ast.parse = steady(ast.parse)
+    compiler.ast_compile = steady(compiler.ast_compile)
+    transformers.compile = steady(compile)  # type: ignore[attr-defined]
+
+
 def _until_up(url: str, then: Callable[[], None]) -> None:
     """Call `then` once the server at `url` answers; give up after a minute."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach this machine
@@ -212,6 +240,7 @@ def command(
     from marimo._cli.cli import main as marimo
 
     _name_gallery_cards()
+    _steady_parsing()
     args = list(_marimo_args(labs, edit, host, port, password, token))
     # marimo's own greeting speaks of editing; its --quiet cuts the shutdown short.
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):

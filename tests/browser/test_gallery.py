@@ -1,0 +1,53 @@
+"""The first minute of a reader: the gallery, a lab, a slider, the number that follows it."""
+
+import re
+
+from playwright.sync_api import expect
+
+from qkvlab.cli.serve import lab_files, labs_dir
+from qkvlab.course.labs import find
+
+
+def test_the_gallery_shows_the_labs_and_nothing_else(open_page):
+    page = open_page()
+    labs = [find(path.stem) for path in lab_files(labs_dir())]
+    cards = page.locator("a[href*='file=']")
+    expect(cards).to_have_count(len(labs))
+    for card, lab in zip(cards.all(), labs, strict=True):
+        expect(card).to_contain_text(f"{lab.number:02d} {lab.title}")
+        expect(card).to_contain_text(lab.question)
+        assert re.search(rf"file={lab.stem}\.py", card.get_attribute("href")), "a relative link, which can be shared"
+
+
+def test_from_the_gallery_to_a_lab_and_its_slider(open_page):
+    page = open_page()
+    with page.expect_popup() as opened:
+        page.locator("a", has_text="A change of basis").first.click()
+    lab = opened.value
+    expect(lab.get_by_role("heading", level=1)).to_contain_text("change of basis")
+    expect(lab.locator(".katex").first).to_be_visible()
+    number = lab.locator(".big-number b").first
+    expect(number).to_be_visible()
+    before = number.inner_text()
+    slider = lab.get_by_role("slider").first
+    slider.focus()
+    slider.press("ArrowRight")
+    expect(number).not_to_have_text(before)
+
+
+def test_every_lab_opens_with_its_title_and_no_error(open_page):
+    for path in lab_files(labs_dir()):
+        page = open_page(f"/?file={path.name}")
+        expect(page.get_by_role("heading", level=1).first).to_contain_text(find(path.stem).title)
+        page.wait_for_function("!document.querySelector('[data-cell-status=running],[data-status=running]')")
+        expect(page.locator(".marimo-error, [data-testid=marimo-error]")).to_have_count(0)
+        page.close()
+
+
+def test_a_narrow_window_does_not_scroll_sideways(open_page):
+    for path in ("/", *(f"/?file={path.name}" for path in lab_files(labs_dir()))):
+        page = open_page(path, width=400, scheme="dark")
+        page.locator("h1" if "file=" in path else "a[href*='file=']").first.wait_for()
+        page.wait_for_timeout(500)
+        assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 1, path
+        page.close()
