@@ -5,6 +5,7 @@ wear its colour. "x4" behind the boxes: the keys and values have 4 heads that th
 the 2-D positional term (X)+.
 """
 
+import re
 from html import escape
 
 from qkvlab.models.variants import Variant
@@ -69,4 +70,5 @@ def badge_svg(variant: Variant | str, size: int = 20) -> str:
 def badge_label(variant: Variant | str, size: int = 20) -> str:
     """HTML: the badge and the variant's short name behind it, for tables, legends and prose."""
     v = find(variant) if isinstance(variant, str) else variant
-    return f'<span class="badge-label">{badge_svg(v, size)} {escape(v.label)}</span>'
+    name = re.sub(r"W_([QKV])", r"W<sub>\1</sub>", escape(v.label))
+    return f'<span class="badge-label">{badge_svg(v, size)} <span>{name}</span></span>'

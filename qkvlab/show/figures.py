@@ -25,6 +25,7 @@ GREY = "#888888"
 GRID = "rgba(128,128,128,0.22)"
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f")
 DIVERGING = [[0, "#0072B2"], [0.5, "#f4f4f4"], [1, "#D55E00"]]
+BAR = {"thickness": 9, "outlinewidth": 0, "lenmode": "pixels", "len": 150, "y": 1, "yanchor": "top", "xpad": 4}
 CONFIG = {"displayModeBar": False, "responsive": True, "scrollZoom": False, "doubleClick": "reset"}
 
 
@@ -74,11 +75,11 @@ def show(fig: go.Figure, alt: str = "", caption: str = "") -> Any:
     if not words:
         raise ValueError("a figure needs a text alternative that states its finding: show(fig, alt)")
     below = f"<figcaption>{caption}</figcaption>" if caption else ""
-    inner = mo.ui.plotly(fig, config=CONFIG).text
-    size = f'style="height: {fig.layout.height or 450}px"'  # known before Plotly draws: the text below does not jump
-    return mo.Html(
-        f'<figure class="lab-figure"><div role="img" aria-label="{words}" {size}>{inner}</div>{below}</figure>'
-    )
+    # The height is known before Plotly draws, so that the text below does not jump.
+    meta, height = fig.layout.meta or {}, fig.layout.height or 450
+    style = f"--height: {height}px; --narrow: {meta.get('narrow', height)}px; max-width: {meta.get('widest', 864)}px"
+    inner = f'<div role="img" aria-label="{words}" style="{style}">{mo.ui.plotly(fig, config=CONFIG).text}</div>'
+    return mo.Html(f'<figure class="lab-figure">{inner}{below}</figure>')
 
 
 def map_figure(
@@ -112,7 +113,7 @@ def map_figure(
     titles = [f"{name}<br><span style='font-size:11px'>{n}</span>" for (name, _), n in zip(maps, numbers, strict=True)]
     columns = min(columns, len(maps))
     lines = -(-len(maps) // columns)
-    fig = make_subplots(lines, columns, subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.05)
+    fig = make_subplots(lines, columns, subplot_titles=titles, horizontal_spacing=0.05)
     for i, ((name, _), a) in enumerate(zip(maps, arrays, strict=True)):
         square = a.shape[0] == a.shape[1]
         queries, keys = rows or (labels if square else None), labels
@@ -127,7 +128,7 @@ def map_figure(
                 zmax=high,
                 colorscale=DIVERGING if difference else "Cividis",
                 showscale=i == 0,
-                colorbar={"thickness": 9, "outlinewidth": 0, "len": 0.9, "xpad": 4, "tickfont": {"size": 10}},
+                colorbar=BAR,
                 text=pairs,
                 hovertemplate=f"%{{text}}<br>{unit} %{{z:.3g}}<extra>{escape(name)}</extra>",
                 hoverongaps=False,
@@ -135,12 +136,15 @@ def map_figure(
             **cell,
         )
         fig.update_xaxes(**_ticks(keys), tickangle=-90, constrain="domain", **cell)
-        fig.update_yaxes(**_ticks(queries), autorange="reversed", constrain="domain", **cell)
+        fig.update_yaxes(**_ticks(None if i % columns else queries), autorange="reversed", **cell)
         if square:
-            fig.update_yaxes(scaleanchor=f"x{i + 1 if i else ''}", **cell)
+            anchored = {"scaleanchor": f"x{i + 1 if i else ''}", "constrain": "domain", "constraintoward": "top"}
+            fig.update_yaxes(**anchored, **cell)
     words = "; ".join(_map_words(name, a, labels, n) for (name, _), a, n in zip(maps, arrays, numbers, strict=True))
     style(fig, height or 60 + 340 * lines, alt or words + ".")
     fig.update_layout(margin={"t": 52 if symmetry else 36})
+    if all(a.shape[0] == a.shape[1] for a in arrays) and lines == 1:  # squares: lower on a phone, not wider than high
+        fig.layout.meta = fig.layout.meta | {"narrow": 110 + 300 // columns, "widest": 540 * columns}
     fig.update_annotations(font={"size": 13, "color": GREY})
     fig.update_xaxes(showgrid=False, zeroline=False)
     fig.update_yaxes(showgrid=False, zeroline=False)
