@@ -154,6 +154,15 @@ def test_a_download_is_kept_and_not_asked_for_twice(server, cache):
     assert load("tinyshakespeare").decode(load("tinyshakespeare").encode("To be")) == "To be"
 
 
+def test_what_is_here_is_neither_fetched_nor_replaced(server, mine, cache):
+    (mine / "tinyshakespeare.txt").write_bytes(GOOD)
+    assert sources.download("tinyshakespeare.txt").parent == mine
+    (mine / "tinyshakespeare.txt").write_bytes(b"other")
+    with pytest.raises(DataError, match="left as it is"):
+        sources.download("tinyshakespeare.txt")
+    assert server.asked == 0 and (mine / "tinyshakespeare.txt").read_bytes() == b"other" and not cache.exists()
+
+
 @pytest.mark.parametrize(
     "change", [{"body": GOOD[:-1] + b"?"}, {"body": b""}, {"status": 404}, {"body": GOOD[:50], "length": 2000}]
 )
