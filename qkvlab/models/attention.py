@@ -90,11 +90,10 @@ class Attention(nn.Module):
         """Compute the RoPE tables, cos and sin of t * base^(-2i/d_h), in float64 before rounding."""
         if not self.rope_base or self.cos.is_meta:
             return
-        rates = self.rope_base ** (-torch.arange(0, self.d_h, 2, dtype=torch.float64) / self.d_h)
-        angles = torch.outer(torch.arange(self.context, dtype=torch.float64), rates).repeat(1, 2)  # (T, d_h)
-        signs = torch.ones(self.d_h).index_fill_(0, torch.arange(self.d_h // 2), -1.0)
-        self.cos.copy_(angles.cos())
-        self.sin.copy_(angles.sin() * signs)  # the sign of the rotated half is kept in the table
+        t, i = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (self.context, self.d_h // 2))
+        angles = torch.outer(t, self.rope_base ** (-2 * i / self.d_h))  # (T, d_h/2)
+        self.cos.copy_(torch.cat([angles.cos(), angles.cos()], -1).to(self.cos.dtype))  # (T, d_h)
+        self.sin.copy_(torch.cat([-angles.sin(), angles.sin()], -1).to(self.sin.dtype))  # with the sign `_placed` needs
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The variant: queries (B, H, T, d_h), keys and values (B, G, T, d_h).
@@ -193,6 +192,6 @@ class Attention(nn.Module):
 
 def sinusoids(T: int, channels: int) -> Tensor:
     """Fixed features of a position, (T, channels): sin and cos in turn, rates 10000^(-2k/channels)."""
-    rates = 10000.0 ** (-2 * (torch.arange(channels, dtype=torch.float64) // 2) / channels)
-    angles = torch.arange(T, dtype=torch.float64)[:, None] * rates  # (T, channels)
-    return torch.where(torch.arange(channels) % 2 == 0, angles.sin(), angles.cos())
+    t, c = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (T, channels))
+    angles = torch.outer(t, 10000.0 ** (-2 * (c // 2) / channels))  # (T, channels)
+    return torch.where(c % 2 == 0, angles.sin(), angles.cos())

@@ -4,6 +4,7 @@
 """
 
 import re
+from dataclasses import fields
 
 import numpy as np
 import torch
@@ -62,23 +63,10 @@ def from_numpy(model: Transformer, weights: reference.Weights) -> None:
 
 def net(model: Transformer) -> reference.Net:
     """The rest of the model, what its weights do not say, for `theory.reference`."""
-    config, v = model.config, variant(model.config.variant)
-    return reference.Net(
-        layers=config.layers,
-        heads=config.heads,
-        query=v.query,
-        key=v.key,
-        value=v.value,
-        kv_heads=v.kv_heads,
-        activation=config.activation,
-        norm=config.norm,
-        norm_embedding=config.norm_embedding,
-        skips=config.skips,
-        rope_base=config.rope_base if config.positions == "rope" else 0.0,
-        causal=config.causal,
-        logit_scale=config.logit_scale,
-        qk_norm=config.qk_norm,
-        softcap=config.softcap,
-        patch=model.patch if isinstance(model, ViT) else 0,
-        pool=model.pool if isinstance(model, ViT) else "",
-    )
+    config = model.config
+    known = vars(config) | vars(variant(config.variant))
+    shared = {field.name: known[field.name] for field in fields(reference.Net) if field.name in known}
+    shared["rope_base"] = config.rope_base if config.positions == "rope" else 0.0
+    if isinstance(model, ViT):
+        shared |= {"patch": model.patch, "pool": model.pool}
+    return reference.Net(**shared)

@@ -150,6 +150,17 @@ def test_the_2d_term_is_the_literal_convolution():
     torch.testing.assert_close(att.map(x), collapsed.view(2, 4, 5, 5).softmax(-1), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("slug", [*PLUS, "tie-qkv", "qkv+gqa2"])
+def test_gradients_flow_through_everything_the_map_depends_on(slug):
+    """The gradients of the fused path are those of A V W_O written out, the 2-D term's scalars included."""
+    att, x, grads = make(slug, causal=False), noise(2, 6, 16), []
+    v = lambda: att.project(x)[2].repeat_interleave(4 // att.kv_heads, 1)
+    for y in (att(x), att.W_O((att.map(x) @ v()).transpose(1, 2).flatten(2))):
+        grads.append(torch.autograd.grad((y * noise(2, 6, 16, seed=9)).sum(), list(att.parameters())))
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
 def test_a_tied_matrix_is_absent_and_a_tied_role_the_same_tensor():
     att = make("tie-qkv")
     q, k, v = att.project(noise(1, 3, 16))

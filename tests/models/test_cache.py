@@ -26,7 +26,7 @@ def test_cached_logits_and_storage(slug, options):
     model, ids = model_of(slug, **options).double(), ids_of(3, 12)
     cache = KVCache(model)
     pieces = []
-    for start, end in [(0, 5), (5, 8), (8, 9), (9, 10), (10, 11), (11, 12)]:
+    for start, end in [(0, 5), (5, 8), (8, 10), (10, 11), (11, 12)]:
         pieces.append(model(ids[:, start:end], cache))
         assert cache.length == end
         assert cache.numbers() == 3 * end * 2 * variant(slug).cache_numbers(16, 4)
@@ -42,6 +42,13 @@ def test_generation_with_a_cache_gives_the_same_tokens_past_the_context_too(slug
         cached = generate(model, ids, 16, temperature, draws[0], cache=True)  # 4 + 16 tokens, a context of 14
         assert torch.equal(cached, generate(model, ids, 16, temperature, draws[1], cache=False))
         assert cached.shape == (2, 20) and torch.equal(cached[:, :4], ids)
+
+
+def test_each_step_reads_one_token_until_the_window_is_full():
+    model, lengths = model_of("qkv"), []
+    model.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
+    generate(model, ids_of(1, 4), 13)
+    assert lengths == [4] + 10 * [1] + 2 * [14]
 
 
 def test_greedy_generation_is_the_likeliest_token_of_the_last_context():

@@ -42,7 +42,7 @@ def test_orientation_and_names_are_those_of_the_papers():
     )
     assert all(w.dtype == np.float64 for w in weights.values())
     weights["0.W_K"][:] = 0
-    assert float(model.blocks[0].attention.W_K.weight.abs().max()) > 0  # copies, not views
+    assert model.blocks[0].attention.W_K.weight.abs().max().item() > 0  # copies, not views
 
 
 def test_weights_that_do_not_fit_change_nothing():

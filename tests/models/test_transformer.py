@@ -124,6 +124,12 @@ def test_equal_names_have_equal_values_in_every_variant_and_seeds_differ():
     assert moved == {name for name in reference if "norm" not in name}
 
 
+def test_no_two_matrices_start_alike():
+    first_rows = [p.detach().flatten()[:16] for p in GPT(tiny(tied=False), 11).parameters() if p.ndim == 2]
+    alike = torch.corrcoef(torch.stack(first_rows)) > 0.95
+    assert torch.equal(alike, torch.eye(len(first_rows), dtype=torch.bool))
+
+
 def test_normal_initialisation_has_the_stated_spread():
     model = GPT(ModelConfig(width=256, layers=8, bias=True), 300)
     spread = {name: float(p.detach().std()) for name, p in model.named_parameters() if p.ndim == 2}
@@ -133,19 +139,19 @@ def test_normal_initialisation_has_the_stated_spread():
         assert abs(value / wanted - 1) < 0.03, name
     assert all(float(p.detach().abs().max()) == 0 for name, p in model.named_parameters() if name.endswith("bias"))
     flat = GPT(ModelConfig(width=256, layers=8, init_std=0.02, init_depth_scaled=False), 300)
-    assert abs(float(flat.blocks[3].mlp.W_2.weight.std()) / 0.02 - 1) < 0.03
+    assert abs(flat.blocks[3].mlp.W_2.weight.std().item() / 0.02 - 1) < 0.03
 
 
 def test_uniform_initialisation_starts_silent():
     model = GPT(ModelConfig(init="uniform", tied=False, bias=True), 65)
     ids = tokens(2, 64, vocab=65)
-    assert float(model(ids).abs().max()) == 0  # uniform over the vocabulary, whatever the input
+    assert model(ids).abs().max().item() == 0  # uniform over the vocabulary, whatever the input
     for block in model.blocks:
-        assert float(block.attention.W_O.weight.abs().max()) == float(block.mlp.W_2.weight.abs().max()) == 0
-        assert 0.98 < float(block.attention.W_Q.weight.abs().max()) / (3 / 128) ** 0.5 <= 1
-    assert abs(float(model.embed.weight.std()) - 1) < 0.02
+        assert block.attention.W_O.weight.abs().max().item() == block.mlp.W_2.weight.abs().max().item() == 0
+        assert 0.98 < block.attention.W_Q.weight.abs().max().item() / (3 / 128) ** 0.5 <= 1
+    assert abs(model.embed.weight.std().item() - 1) < 0.02
     tied = GPT(ModelConfig(init="uniform"), 65)
-    assert 0.98 < float(tied.embed.weight.abs().max()) / (3 / 128) ** 0.5 <= 1
+    assert 0.98 < tied.embed.weight.abs().max().item() / (3 / 128) ** 0.5 <= 1
 
 
 def test_from_meta_to_memory_equals_a_direct_build():
@@ -216,6 +222,11 @@ def test_dropout_keeps_the_mean_and_is_off_outside_training():
     assert torch.equal(model(ids), a)
     clean = GPT(tiny(skips="none", layers=1), 11)
     assert torch.equal(model.eval()(ids), clean(ids)) and torch.equal(model.maps(ids)[0], clean.maps(ids)[0])
+    seen = []
+    model.train().blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model.generator.manual_seed(3)
+    model(ids)
+    assert torch.equal(seen[0], drop(model.embedded(ids), 0.5, torch.Generator().manual_seed(3)))
     dropped = drop(torch.ones(100_000), 0.3, torch.Generator().manual_seed(0))
     assert abs(float(dropped.mean()) - 1) < 0.01 and abs(float((dropped == 0).float().mean()) - 0.3) < 0.01
 
@@ -297,7 +308,7 @@ def test_softcap_bounds_the_logits():
     capped, free = GPT(tiny(softcap=2.0, init_std=2.0), 11), GPT(tiny(init_std=2.0), 11)
     z, raw = capped(tokens(2, 8)), free(tokens(2, 8))
     torch.testing.assert_close(z, 2 * torch.tanh(raw / 2))
-    assert float(raw.abs().max()) > 2 >= float(z.abs().max())
+    assert raw.abs().max().item() > 2 >= z.abs().max().item()
 
 
 def test_vit_cuts_patches_as_a_strided_convolution_does():
