@@ -182,15 +182,15 @@ def tune(experiment: Experiment, folder: Path, say: Callable[[dict], None]) -> t
 
 
 def write(experiment: Experiment, folder: Path, out: Path, say: Callable[[dict], None]) -> Path:
-    """Tune, train every arm on every seed, and write the shipped record to `out`/NAME. Resumes from `folder`."""
+    """Tune, train every arm on every seed, and write the shipped record to `out`/NAME. Resumes from `folder`.
+
+    The record is there, with the seeds so far, whenever a seed is through all arms.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    provenance = _provenance(experiment, folder)
+    target = out / experiment.name
+    target.mkdir(parents=True, exist_ok=True)
+    provenance = _once(folder / "provenance.json", lambda: _provenance(experiment))
     chosen, trials = tune(experiment, folder, say)
-    runs = []
-    for seed in experiment.seeds:  # seeds outermost: whenever it is stopped, the arms have the same seeds
-        for arm in experiment.arms:
-            runs.append(train(experiment, arm, seed, **chosen[arm], folder=folder))  # type: ignore[arg-type]
-            say({key: value for key, value in runs[-1].items() if key != "curve"})
     record = {
         "name": experiment.name,
         "question": experiment.question,
@@ -198,16 +198,19 @@ def write(experiment: Experiment, folder: Path, out: Path, say: Callable[[dict],
         "experiment": asdict(experiment),
         "tuning": trials,
         "chosen": chosen,
-        "cost": cost(experiment, chosen),
+        "cost": _once(folder / "cost.json", lambda: cost(experiment, chosen)),
         "configs": {arm: config(experiment, arm, 0, **chosen[arm]).as_dict() for arm in experiment.arms},
-        "runs": runs,
     }
-    target = out / experiment.name
-    target.mkdir(parents=True, exist_ok=True)
-    for source in folder.glob("*/weights.safetensors"):
-        arm = disk.read_json(source.parent / "result.json")["arm"]
-        disk.write_atomic(target / f"{arm.replace(':', '_')}.safetensors", source.read_bytes())
-    disk.write_atomic(target / "record.json", (json.dumps(record, separators=(",", ":")) + "\n").encode())
+    runs: list[dict[str, Any]] = []
+    for seed in experiment.seeds:
+        for arm in experiment.arms:
+            runs.append(train(experiment, arm, seed, **chosen[arm], folder=folder))  # type: ignore[arg-type]
+            say({key: value for key, value in runs[-1].items() if key != "curve"})
+        for source in folder.glob("*/weights.safetensors"):
+            arm = disk.read_json(source.parent / "result.json")["arm"]
+            disk.write_atomic(target / f"{arm.replace(':', '_')}.safetensors", source.read_bytes())
+        line = json.dumps(record | {"runs": runs}, separators=(",", ":"))
+        disk.write_atomic(target / "record.json", f"{line}\n".encode())
     return target
 
 
@@ -263,20 +266,21 @@ def check(experiment: Experiment, shipped: dict, folder: Path, quick: bool, say:
     return rows
 
 
-def _provenance(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """Who made it: kept from the first start, so that a resumed experiment tells when and by what code it began."""
-    path = folder / "provenance.json"
-    if path.exists():
-        return disk.read_json(path)
-    made = {
+def _once(path: Path, make: Callable[[], dict]) -> dict[str, Any]:
+    """What `make` made the first time: a resumed experiment keeps telling when and by what code it began."""
+    if not path.exists():
+        disk.write_json(path, make())
+    return disk.read_json(path)
+
+
+def _provenance(experiment: Experiment) -> dict[str, Any]:
+    return {
         "command": f"qkvlab reproduce {experiment.name} --write data/runs",
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "machine": f"{_processor()}, {torch.get_num_threads()} thread(s), {platform.system()}",
         "versions": {"qkvlab": __version__, "python": platform.python_version(), "torch": torch.__version__},
     }
-    disk.write_json(path, made)
-    return made
 
 
 def _commit() -> str:

@@ -4,14 +4,16 @@
 AdamW (0.9, 0.95) with decay 0.1 on everything with two dimensions, clip 1, cosine to a tenth; the initial spread keeps
 GPT-2 small's 0.02 * sqrt(768) = 0.554 per sqrt(width). Every comparison that speaks about the papers uses it.
 
-`fast`: for class. Muon on the matrices, RMSNorm without gain, RoPE, QK-norm, squared ReLU, capped logits. It reaches in
-seconds what `paper` reaches in a minute, but QK-norm hides the question of the logit scale.
+`fast`: for class. Muon on the matrices, RMSNorm without gain, RoPE (learned positions for lists and images), QK-norm,
+squared ReLU, capped logits. It reaches in seconds what `paper` reaches in a minute, but QK-norm hides the question of
+the logit scale.
 """
 
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from qkvlab.models.transformer import ModelConfig
+from qkvlab.tasks import TEXTS
 from qkvlab.training.trainer import RunConfig
 
 PAPER_MODEL: dict[str, Any] = {
@@ -25,7 +27,7 @@ PAPER_RUN: dict[str, Any] = {
 }  # fmt: skip
 FAST_MODEL: dict[str, Any] = {
     "layers": 4, "heads": 4, "width": 128, "context": 64, "mlp": 4.0, "activation": "relu2",
-    "norm": "rms", "norm_gain": False, "norm_embedding": True, "positions": "rope", "rope_base": 1000.0,
+    "norm": "rms", "norm_gain": False, "norm_embedding": True, "rope_base": 1000.0,
     "qk_norm": True, "softcap": 15.0, "tied": False, "bias": False, "dropout": 0.0, "init": "uniform",
 }  # fmt: skip
 FAST_RUN: dict[str, Any] = {
@@ -51,6 +53,8 @@ def recipe(name: str, variant: str = "qkv", **overrides: Any) -> RunConfig:
         allowed = ", ".join(sorted(_RUN_FIELDS | _MODEL_FIELDS))
         raise ValueError(f"unknown setting {', '.join(sorted(unknown))}: allowed are {allowed}")
     model, run = RECIPES[name]
+    if name == "fast":  # patches lie in two dimensions and lists ask for places counted from the end: RoPE serves text
+        model = {**model, "positions": "rope" if overrides.get("task", "text") in TEXTS else "learned"}
     model = {**model, "variant": variant, **{k: v for k, v in overrides.items() if k in _MODEL_FIELDS}}
     run = {**run, **{k: v for k, v in overrides.items() if k in _RUN_FIELDS}}
     run.setdefault("warmup", min(WARMUP[name], int(run["steps"]) // 10))
