@@ -27,8 +27,9 @@ def browser():
         if os.environ.get("QKVLAB_REQUIRE_BROWSER"):
             pytest.fail("no Chromium found, and QKVLAB_REQUIRE_BROWSER is set")
         pytest.skip("no Chromium found: apt install chromium, or playwright install chromium")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield chromium

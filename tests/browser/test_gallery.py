@@ -35,19 +35,12 @@ def test_from_the_gallery_to_a_lab_and_its_slider(open_page):
     expect(number).not_to_have_text(before)
 
 
-def test_every_lab_opens_with_its_title_and_no_error(open_page):
+def test_every_lab_opens_in_a_narrow_dark_window(open_page):
+    """With its title, without an error, and without scrolling sideways."""
     for path in lab_files(labs_dir()):
-        page = open_page(f"/?file={path.name}")
+        page = open_page(f"/?file={path.name}", width=400, scheme="dark")
         expect(page.get_by_role("heading", level=1).first).to_contain_text(find(path.stem).title)
-        page.wait_for_function("!document.querySelector('[data-cell-status=running],[data-status=running]')")
+        expect(page.locator(".lab-foot")).to_be_visible()  # the last cell
         expect(page.locator(".marimo-error, [data-testid=marimo-error]")).to_have_count(0)
-        page.close()
-
-
-def test_a_narrow_window_does_not_scroll_sideways(open_page):
-    for path in ("/", *(f"/?file={path.name}" for path in lab_files(labs_dir()))):
-        page = open_page(path, width=400, scheme="dark")
-        page.locator("h1" if "file=" in path else "a[href*='file=']").first.wait_for()
-        page.wait_for_timeout(500)
-        assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 1, path
+        assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 1, path.name
         page.close()
