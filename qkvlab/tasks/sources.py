@@ -43,7 +43,7 @@ FILES = {
     "fashion_mnist_12k.npz": Shipped("7aaa4126698a66a289657dfe8a06c6a9a605d407f42145bed6debfd9bdf729c8", 5_276_856),
     "digits8x8.npz": Shipped("6f801551877abf69fbf3711373bb642a18dc933430a3385cd6febc235225ea6f", 45_374),
     "gpt2_vocab.bpe": Shipped("1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5", 456_318),
-    "bpe1024.tiktoken": Shipped("0704faac12239d255e2f72b4f5641d3e8abf6fecfa807b620140ef7033a8d6aa", 10_582),
+    "bpe1024.tiktoken": Shipped("9b6a0d5f0eddab0f15d805194b5c77b01524472094cddcc2139ad52d28343260", 13_966),
     "minilm_l6_attention_fp16.npz": Shipped(
         "674ccc7cf5cfd06970bcba6fc049df3d014d4f80f47682fa5c7259ee0c839aef", 6_747_873
     ),

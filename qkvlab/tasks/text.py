@@ -88,14 +88,14 @@ def _pieces(tokens: str, path: Path, documents: bool) -> Pieces:
     if tokens == "gpt2":
         ranks = gpt2_ranks(path.read_text("utf-8"))
     else:
-        ranks = dict(list(read_ranks(path).items())[: int(tokens.removeprefix("bpe"))])
+        ranks = dict(list(read_ranks(path).items())[: 256 + int(tokens.removeprefix("bpe"))])
     special = {END: len(ranks)} if documents or tokens == "gpt2" else {}
     encoding = tiktoken.Encoding(tokens, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
     return Pieces(encoding, len(ranks) if documents else -1)
 
 
 def pieces(tokens: str, documents: bool = False) -> Pieces:
-    """The byte-pair tokeniser bpe512, bpe1024 (trained on our Shakespeare's training part) or gpt2, from shipped files.
+    """The byte-pair tokeniser bpe512, bpe1024 (so many merges, trained on our Shakespeare's training part) or gpt2.
 
     With `documents`, an end-of-text token is there to separate them. GPT-2's vocabulary always has it.
     """

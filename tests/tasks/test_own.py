@@ -51,7 +51,7 @@ def test_rows_are_documents_packed_with_a_separator(tmp_path, name, tokens):
     )  # a tenth, whole documents
     x, y = task.batch(np.random.default_rng(0), 8, 16)
     assert x.shape == (8, 16) and max(x.max(), y.max()) < task.inputs and y.min() >= 0
-    assert task.inputs == {"bpe512": 513, "bpe1024": 1025, "gpt2": 50257}.get(tokens, len(set("".join(WORDS[4:]))) + 2)
+    assert task.inputs == {"bpe512": 769, "bpe1024": 1281, "gpt2": 50257}.get(tokens, len(set("".join(WORDS[4:]))) + 2)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.md"])
