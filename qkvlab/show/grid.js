@@ -26,6 +26,7 @@ const floats = (data) => {
   const buffer = data.buffer ?? data, start = data.byteOffset ?? 0;
   return new Float32Array(buffer.slice(start, start + data.byteLength));
 };
+const rich = (text) => text.split(/(W_[QKVO])/).flatMap((part, i) => (i % 2 ? ["W", make("sub", {}, part[2])] : [part]));
 const visible = (token) => token.replaceAll("\n", "↵").replaceAll(" ", "␣").replaceAll("\t", "⇥");
 
 function render({ model, el }) {
@@ -102,7 +103,7 @@ function render({ model, el }) {
       if (side === "right") options.unshift(make("option", { value: -1 }, "no second model"));
       if (picker.children.length !== options.length || [...picker.children].some((o, i) => o.textContent !== options[i].textContent)) picker.replaceChildren(...options);
       picker.value = String(model.get(side));
-      picker.hidden = models.length < 2;
+      picker.hidden = !frame || models.length < 2;
     }
     note.textContent = model.get("note");
     between.hidden = !frame || frame.n < 2; back.hidden = !large || !frame; key.hidden = !frame;
@@ -122,7 +123,7 @@ function render({ model, el }) {
       if (heading.dataset.text !== text) {
         const badge = make("span");
         if (m >= 0) badge.innerHTML = face.badge ?? ""; // our own drawing, made in Python
-        heading.replaceChildren(badge, make("span", {}, text));
+        heading.replaceChildren(badge, make("span", {}, ...rich(text)));
         heading.dataset.text = text;
       }
       canvas.dataset.model = m;
@@ -142,7 +143,7 @@ function render({ model, el }) {
     canvas.width = Math.round(width * ratio); canvas.height = Math.round(plan.height * ratio);
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.imageSmoothingEnabled = false;
-    c.font = "11px ui-sans-serif, system-ui, sans-serif"; c.fillStyle = c.strokeStyle = ink;
+    c.font = `11px ${getComputedStyle(root).fontFamily}`; c.fillStyle = c.strokeStyle = ink;
     const focused = root.getRootNode().activeElement === canvas;
     for (const { head: hd, x, y } of plan.spots) {
       c.globalAlpha = 1;
@@ -192,7 +193,7 @@ function render({ model, el }) {
   const tell = (focused = true) => {
     if (!frame) return;
     const hint = large ? "Move over the map, or use the arrow keys, to read a weight. Escape shows all heads." : "Click a head, or press Enter on it, to enlarge it. “sym” is the symmetry of W_Q W_Kᵀ: 1 tied, 0 unrelated.";
-    readout.textContent = cell || focused ? words(head, cell) : hint;
+    readout.replaceChildren(...rich(cell || focused ? words(head, cell) : hint));
     for (const box of stage.children) {
       const m = +box.lastChild.dataset.model, where = frame.step == null ? "" : ` at step ${frame.step}`;
       box.lastChild.setAttribute("aria-label", `${m < 0 ? `Difference of attention maps, ${name(1)} minus ${name(0)}` : `Attention maps of ${name(m)}`}${where}, ${frame.L} layers of ${frame.H} heads, ${frame.T} tokens. ${words(head, cell)}. Arrow keys move, Enter enlarges.`);
@@ -209,7 +210,7 @@ function render({ model, el }) {
     canvas.addEventListener("pointermove", (e) => {
       const hit = frame && under(e);
       if (!hit) return;
-      if (large) { cell = hit.cell; later(); } else readout.textContent = words(hit.head, hit.cell);
+      if (large) { cell = hit.cell; later(); } else readout.replaceChildren(...rich(words(hit.head, hit.cell)));
     });
     canvas.addEventListener("pointerleave", () => { if (frame) { cell = null; later(); } });
     canvas.addEventListener("click", (e) => {

@@ -168,7 +168,7 @@ class Live:
 
     configs: one for each model and seed. grid: shows the maps of the first seed of two of the models, for `probe` (a
     text; other tasks show their first validation example). runs_dir: where the run is kept as it goes, None: nowhere.
-    on_change(status): called, in any thread, when a run pauses, ends or is thrown away.
+    When the run pauses, ends or is thrown away, the panel's `moment` changes.
 
     Made while the panel's run is unfinished, it waits until that one is reset. `panel.controller` is the one in charge.
 
@@ -183,13 +183,12 @@ class Live:
         runs_dir: Path | str | None = None,
         *,
         probe: str | None = None,
-        on_change: Callable[[str], None] | None = None,
     ):
         if not configs:
             raise ValueError("no model to train: choose at least one")
         if len({c.steps for c in configs}) > 1:
             raise ValueError("models that are compared take the same number of steps")
-        self.panel, self.grid, self.probe, self.on_change = panel, grid, probe, on_change
+        self.panel, self.grid, self.probe = panel, grid, probe
         self.runs_dir = None if runs_dir is None else Path(runs_dir) / "pages"
         self.owner = threading.current_thread()
         self.lock = threading.RLock()
@@ -201,7 +200,7 @@ class Live:
             old.successor = self
             old._say(old.status, "You changed the settings. They count from the next run: press Reset, then Train.")
         elif isinstance(old, Live) and old.status in UNFINISHED and old.owner.is_alive():
-            old.successor, old.probe, old.on_change = None, probe, on_change
+            old.successor, old.probe = None, probe
             old._say(old.status, "" if old.status == "running" else f"At step {old.step} of {old.steps}.")
         else:
             self._ready(keep=isinstance(old, Live) and bool(panel.arms) and len(old.rows) > 0)
@@ -283,8 +282,6 @@ class Live:
             self.status = "ready"
             if self.run_id and self.runs_dir:
                 shutil.rmtree(self.runs_dir / self.run_id, ignore_errors=True)
-            if self.on_change:
-                self.on_change("ready")
 
     def show_probe(self, text: str) -> None:
         """Show the maps for another text. Raises ValueError when the vocabulary lacks one of its characters."""
@@ -302,7 +299,7 @@ class Live:
         """A new run on the same page."""
         home = self.runs_dir and self.runs_dir.parent
         configs = configs or [config for group in self.arms for config in group]
-        return Live(configs, self.panel, self.grid, home, probe=self.probe, on_change=self.on_change)
+        return Live(configs, self.panel, self.grid, home, probe=self.probe)
 
     def _all(self) -> list[Trainer]:
         return [trainer for group in self.trainers for trainer in group]
@@ -525,8 +522,6 @@ class Live:
                 self._say(status, message)
             else:
                 self._settle(status, message)
-        if self.on_change:
-            self.on_change(status)
 
     def _quit(self) -> None:
         for trainer in self._all():
@@ -543,6 +538,8 @@ class Live:
         if self.panel.controller is not self or not self.owner.is_alive():
             return
         primary, can = OFFERS[status]
+        if status not in ("starting", "waiting", "running"):
+            traits["moment"] = f"{status} {self.run_id} {self.step}"
         self.panel.say(status=status, message=message + self.unsaved, primary=primary, can=list(can), **traits)
 
     def _in_line(self, place: int) -> None:
@@ -564,8 +561,6 @@ class Live:
         kept = {"rows": self._array(), "validation": list(self.validation), "ended": list(self.ended)}
         self._say(status, message or words.get(status, ""), finding=self.finding(), **kept)
         self.listener_seconds += time.perf_counter() - start
-        if self.on_change and status in ("paused", "saved"):
-            self.on_change(status)
 
     def finding(self) -> str:
         """The curves in a sentence: validation loss of each model, and the differences to the first, seed by seed."""

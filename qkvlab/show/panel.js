@@ -38,6 +38,7 @@ const floats = (data) => {
   const buffer = data.buffer ?? data, start = data.byteOffset ?? 0;
   return new Float32Array(buffer.slice(start, start + data.byteLength)); // a copy: the offset need not be a multiple of 4
 };
+const rich = (text) => text.split(/(W_[QKVO])/).flatMap((part, i) => (i % 2 ? ["W", make("sub", {}, part[2])] : [part])); // W_Q as it is set in the text
 const clock = (s) => (s < 90 ? `${Math.max(1, Math.round(s))} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
 const nice = (low, high, count) => {
   const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
@@ -82,7 +83,7 @@ function render({ model, el }) {
   const head = make("tr", {}, make("th", {}, "model"), make("th", { class: "n" }, "training"), make("th", { class: "n" }, "validation"));
   const body = make("tbody"), finding = make("p", { class: "finding", "aria-live": "polite" });
   const root = make("section", { class: "qkv qkv-panel", "aria-label": "Training" },
-    make("div", { class: "state", role: "status", "aria-live": "polite" }, word, message),
+    make("div", { class: "says", role: "status", "aria-live": "polite" }, word, message),
     make("div", { class: "bar", role: "toolbar", "aria-label": "Training controls" }, ...buttons, zoom, meter),
     make("div", { class: "progress", "aria-hidden": "true" }, bar),
     make("div", { class: "figure" }, canvas, tip), spoken,
@@ -101,7 +102,7 @@ function render({ model, el }) {
   const name = (arm, old, suffix = "") => {
     const cell = make("span", { class: "name" }, swatch(arm, old));
     const badge = make("span"); badge.innerHTML = arm.badge; // our own drawing, made in Python from the variant's definition
-    cell.append(badge, make("span", {}, arm.label + suffix));
+    cell.append(badge, make("span", {}, ...rich(arm.label + suffix)));
     return cell;
   };
   const last = (list) => { for (let i = list.length - 1; i >= 0; i--) if (Number.isFinite(list[i])) return list[i]; return NaN; };
@@ -112,12 +113,12 @@ function render({ model, el }) {
     root.dataset.status = status;
     root.dataset.tone = BAD.has(status) ? "bad" : "";
     word.textContent = WORDS[status] ?? status;
-    message.textContent = model.get("message");
+    message.replaceChildren(...rich(model.get("message")));
     const running = can.has("pause");
     primary.dataset.command = running ? "pause" : "play";
     primary.replaceChildren(icon(running ? "pause" : "play"), make("span", {}, running ? "Pause" : model.get("primary")));
     for (const b of buttons) b.disabled = !can.has(b.dataset.command);
-    finding.textContent = model.get("finding");
+    finding.replaceChildren(...rich(model.get("finding")));
   };
   const legend = () => {
     const rows = model.get("arms").map((arm, a) => {
@@ -158,7 +159,7 @@ function render({ model, el }) {
     }
     const c = canvas.getContext("2d"), ink = getComputedStyle(root).color, arms = model.get("arms"), pinned = model.get("pinned");
     c.setTransform(ratio, 0, 0, ratio, 0, 0); c.clearRect(0, 0, width, height);
-    c.font = "12px ui-sans-serif, system-ui, sans-serif";
+    c.font = `12px ${getComputedStyle(root).fontFamily}`;
 
     const total = Math.max(model.get("total"), 1, ...pinned.flatMap((run) => run.arms.map((arm) => arm.curve[0].at(-1) ?? 0)));
     const end = zoomed ? Math.max(reached, 2) : total, start = zoomed ? end * 0.5 : 0;
@@ -178,7 +179,8 @@ function render({ model, el }) {
     place = { x, step: (px) => start + ((px - L) / (width - L - R)) * (end - start), L, R, width };
 
     c.strokeStyle = ink; c.fillStyle = ink; c.lineWidth = 1;
-    for (const v of yTicks) {
+    const empty = !curves.steps.length && !pinned.length;
+    for (const v of empty ? [] : yTicks) {
       c.globalAlpha = 0.13; c.beginPath(); c.moveTo(L, Math.round(y(v)) + 0.5); c.lineTo(width - R, Math.round(y(v)) + 0.5); c.stroke();
       c.globalAlpha = 0.72; c.textAlign = "right"; c.textBaseline = "middle"; c.fillText(v.toFixed(digits), L - 6, y(v));
     }
@@ -186,7 +188,7 @@ function render({ model, el }) {
     for (const s of xTicks) c.fillText(String(Math.round(s)), Math.min(x(s), width - R - 10), height - B + 7);
     c.textAlign = "left"; c.fillText(`loss, ${model.get("unit")}`, 0, 2);
     c.textAlign = "right"; c.fillText("step", width - R, height - 13);
-    if (!curves.steps.length && !pinned.length) { c.textAlign = "center"; c.globalAlpha = 0.6; c.fillText("The curves grow here. Press Train.", (L + width - R) / 2, height / 2 - 8); }
+    if (empty) { c.textAlign = "center"; c.globalAlpha = 0.6; c.fillText("The curves grow here. Press Train.", (L + width - R) / 2, height / 2 - 8); }
 
     c.save(); c.beginPath(); c.rect(L, T - 6, width - L - R + 6, height - T - B + 12); c.clip();
     const line = (arm, steps, mean, lo, hi, alpha, thickness) => {
@@ -248,7 +250,7 @@ function render({ model, el }) {
       const near = curves.validation.filter((p) => p[0] === a && p[1] <= step).at(-1);
       lines.push(`${arm.label}: ${number(m.mean[cursor])}${band}${near ? `, validation ${number(near[2])} at ${near[1]}` : ""}`);
     });
-    tip.replaceChildren(...lines.map((text) => make("div", {}, text)));
+    tip.replaceChildren(...lines.map((text) => make("div", {}, ...rich(text))));
     tip.hidden = false;
     const at = place.x(step), wide = tip.offsetWidth;
     tip.style.left = `${Math.max(0, Math.min(place.width - wide, at + 12 + wide > place.width ? at - wide - 12 : at + 12))}px`;
@@ -282,8 +284,9 @@ function render({ model, el }) {
   const onRun = () => {
     try { model.get("run_id") ? sessionStorage.setItem(slot, model.get("run_id")) : sessionStorage.removeItem(slot); } catch { /* private mode */ }
   };
+  const onMoment = () => { model.set("heard", model.get("moment")); model.save_changes(); };
   const onPins = () => { legend(); later(); };
-  const slot = `qkvlab:run:${model.get("key")}`, listeners = { "msg:custom": onTick, "change:epoch": again, "change:pinned": onPins, "change:run_id": onRun };
+  const slot = `qkvlab:run:${model.get("key")}`, listeners = { "msg:custom": onTick, "change:epoch": again, "change:pinned": onPins, "change:run_id": onRun, "change:moment": onMoment };
   for (const trait of ["status", "message", "can", "primary", "finding"]) listeners[`change:${trait}`] = onWords;
   for (const [event, f] of Object.entries(listeners)) model.on(event, f);
   const observer = new ResizeObserver(later); observer.observe(canvas);
@@ -291,6 +294,7 @@ function render({ model, el }) {
   scheme.addEventListener("change", recolour);
 
   load(); legend(); words(); fresh = false; later();
+  if (model.get("moment") !== model.get("heard")) onMoment();
   let saved = null; // the run this tab trained before it was reloaded
   try { saved = model.get("key") && sessionStorage.getItem(slot); } catch { /* private mode */ }
   if (saved && !model.get("run_id")) ask("hello", saved);

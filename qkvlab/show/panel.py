@@ -5,6 +5,7 @@ Two channels: new points travel as float32 bytes in messages (`tick`), which nob
 reloaded page, a second view) lies in traits that change a few times a run. Works in marimo and in Jupyter.
 """
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,13 +48,20 @@ class TrainingPanel(anywidget.AnyWidget):
     history = traitlets.Bytes(b"").tag(sync=True)  # float32 (rows, 1 + 3 * arms): step, then mean, lowest, highest
     validation: Any = traitlets.List().tag(sync=True)  # [arm, step, mean, lowest, highest]
     ended: Any = traitlets.List().tag(sync=True)  # [arm, step, words] of what diverged
+    moment = traitlets.Unicode("").tag(sync=True)  # when and how the run last rested: status, run, step
+    heard = traitlets.Unicode("").tag(sync=True)  # the page's echo of it: marimo runs a cell on this, not on `moment`
     pinned: Any = traitlets.List().tag(sync=True)  # earlier runs
 
     def __init__(self, key: str = "", **traits: Any) -> None:
         super().__init__(key=key, **traits)
         self.controller: Controller | None = None
         self.sent = 0  # bytes of all ticks
+        self._guard = threading.RLock()  # traits are set by the training thread and by the page
         self.on_msg(self._receive)
+
+    def set_state(self, sync_data: Any) -> None:
+        with self._guard:
+            super().set_state(sync_data)
 
     def _receive(self, _widget: object, content: Any, _buffers: object) -> None:
         """A message of the page. Anything that is not one of ours is left alone: a page can send what it likes."""
@@ -104,7 +112,7 @@ class TrainingPanel(anywidget.AnyWidget):
         self.pinned = [*self.pinned, {"number": number, "seeds": self.seeds, "arms": arms}][-PINS:]
 
     def _change(self, **traits: Any) -> None:
-        with self.hold_sync():
+        with self._guard, self.hold_sync():
             for name, value in traits.items():
                 setattr(self, name, value)
 

@@ -1,0 +1,853 @@
+import marimo
+
+__generated_with = "0.25.2"
+app = marimo.App(
+    width="medium",
+    css_file="lab.css",
+    html_head_file="head.html",
+    app_title="Train without queries",
+)
+
+with app.setup(hide_code=True):
+    from html import escape
+    from itertools import combinations
+
+    import marimo as mo
+    import numpy as np
+    import plotly.graph_objects as go
+    import torch
+
+    from qkvlab import tasks
+    from qkvlab.course import exercises, labs
+    from qkvlab.models.cache import generate
+    from qkvlab.models.transformer import GPT, ModelConfig, count_parameters
+    from qkvlab.models.variants import variant
+    from qkvlab.show import badge, figures, page
+    from qkvlab.show.grid import AttentionGrid
+    from qkvlab.show.live import Live
+    from qkvlab.show.panel import TrainingPanel
+    from qkvlab.training import experiments, runs
+    from qkvlab.training.recipes import parse_arm, recipe
+    from qkvlab.training.shipped import shipped
+
+
+@app.function(hide_code=True)
+def wide(table):
+    """A markdown table that scrolls by itself where the page is narrow."""
+    return mo.Html(f'<div class="scroll-x">{labs.prose(table).text}</div>')
+
+
+@app.cell(hide_code=True)
+def _():
+    labs.outline("train_without_queries")
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    labs.header("train_without_queries")
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    labs.prose("""
+    ## Which two have no query matrix?
+
+    Four small GPTs learned to write Shakespeare, letter by letter. In two of them attention never had a query matrix: a
+    quarter of its numbers was not there from the first step to the last. **Which two?**
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    run = shipped("without-queries")  # made by `qkvlab reproduce without-queries`
+    NAMES = {
+        arm: ", ".join([variant(arm.partition(":")[0]).label, *(f"MLP ×{v:g}" for v in parse_arm(arm)[1].values())])
+        for arm in run.arms
+    }
+    return NAMES, run
+
+
+@app.cell(hide_code=True)
+def _(run):
+    _curves = [run.curve(arm) for arm in run.arms]
+    figures.show(
+        figures.loss_figure(
+            [
+                figures.Curve(f"model {_letter}", _steps, _losses, colour="#888888", dash=_dash)
+                for _letter, (_steps, _losses), _dash in zip(
+                    "ABCD", _curves, ["solid", "dot", "dash", "longdash"], strict=True
+                )
+            ],
+            y_title="validation loss, nats per character",
+        ),
+        "Validation loss of four unnamed models over training. The four curves run so close together that they are hard to tell apart.",
+        caption=f"Loss on text that no model has seen, mean of {len(run.seeds)} seeds. The names come later in this lab.",
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    GUESSES = [
+        "clearly worse: more than 0.1 nats",
+        "a little worse: 0.01 to 0.1 nats",
+        "the same: within 0.01 nats",
+        "better: by more than 0.01 nats",
+    ]
+    guess = exercises.predict(
+        "Take one model with a query matrix and one without, the same width, the same steps, each tuned on its own. "
+        "The one without will be",
+        GUESSES,
+    )
+    guess
+    return GUESSES, guess
+
+
+@app.cell(hide_code=True)
+def _(guess):
+    mo.md(
+        "*Choose one. A wrong guess costs nothing, and the end of this lab comes back to it.*"
+        if guess.value is None
+        else "*Noted. The end of this lab comes back to it.*"
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.vstack(
+        [
+            labs.prose(r"""
+    ## What is claimed
+
+    ((change_of_basis|Lab 02)) made $\WQ$ disappear from a head by a change of basis. That needs the rest of the network to follow, and
+    with LayerNorm and a [[skip connection|skip]] around both sub-blocks it cannot follow everywhere. So a GPT *trained* without
+    $\WQ$ is another model, not the same one written differently. Paper A trained it all the same.
+    """),
+            labs.box(
+                "claim",
+                r"""
+    **Claim 8.1.** Take a pre-LayerNorm GPT of width $d$ with MLP factor 4 and set $\WQ = I$ in every layer.
+
+    1. It loses $d^2$ parameters a layer: $d^2$ of $4d^2$ in attention, 25 %, and $d^2$ of $12d^2$ in the block, 8.33 %.
+    2. It is a restriction. Head $h$ asks with $d_h$ fixed coordinates of the [[residual stream]], so only $d_h$ rows of its
+       matrix $\WQ^h \WK^{h\top}$ can differ from zero.
+    3. Before the first step its queries are larger by the factor $1/(\sigma\sqrt d)$, where $\sigma$ is the initial spread of the
+       weights. So are its logits, unless their scale changes.
+    """,
+            ),
+            labs.prose(r"""
+    Points 1 and 3 are in Karbevski and Mijoski (2025), section 5, who halve the scale because $\sigma\sqrt d = 0.02\sqrt{768} = 0.554$. Point 2
+    is arithmetic. None of their theorems covers this network: 4.1 gives one layer, 4.2 needs a skip around attention only, and all of
+    them need a network without normalisation.
+    """),
+        ],
+        gap=0,
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    labs.prose("""
+    ## Check it
+
+    The counts follow from the shapes. The spread you can measure: build one layer, give it a line of text, look at its queries. Move the width,
+    then switch the initial spread to GPT-2's own 0.02, and see for which width halving is the right thing to do.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    _widths = [32, 64, 128, 256, 384, 512, 768, 1024]
+    _width = page.number("d", 128, 32, 1024)
+    d_check = mo.ui.slider(
+        steps=_widths,
+        value=min(_widths, key=lambda w: abs(w - _width)),
+        label="width d",
+        show_value=True,
+        debounce=True,
+        on_change=page.keep("d"),
+    )
+    _spreads = ["0.554/√d, as in this course", "0.02, as in GPT-2"]
+    sigma_check = mo.ui.dropdown(
+        _spreads,
+        value=page.choice("sigma", _spreads[0], _spreads),
+        label="initial spread σ",
+        on_change=page.keep("sigma"),
+    )
+    return d_check, sigma_check
+
+
+@app.cell(hide_code=True)
+def _(d_check, sigma_check):
+    page.controls(d=d_check, sigma=sigma_check)
+    return
+
+
+@app.cell
+def _(d_check, sigma_check):
+    def spread(slug, d, sigma):
+        """Standard deviation of the queries and of the logits of an untrained layer, over a line of text."""
+        text = tasks.load("shakespeare")
+        model = GPT(ModelConfig(variant=slug, layers=1, width=d, heads=4, init_std=sigma), text.inputs)
+        model.init_weights(seed=0)
+        block = model.blocks[0]
+        with torch.no_grad():
+            x = block.norm_1(
+                model.embedded(torch.tensor([text.encode("To be, or not to be, that is the question:")]))
+            )  # (1, T, d)
+            q, k, _ = block.attention.project(x)  # (1, H, T, d_h); without W_Q, q is x itself
+            logits = block.attention.scale * q @ k.mT  # (1, H, T, T)
+        return q.std().item(), logits.std().item()
+
+    sigma = 0.02 if sigma_check.value.startswith("0.02") else None
+    with_q, without_q = spread("qkv", d_check.value, sigma), spread("identity-q", d_check.value, sigma)
+    return spread, with_q, without_q
+
+
+@app.cell(hide_code=True)
+def _(d_check, with_q, without_q):
+    _d = d_check.value
+    _matching = with_q[0] / without_q[0]
+    _ok = 0.4 < _matching < 0.6
+    _rows = [("qkv", 4.0), ("identity-q", 4.0), ("identity-q", 4.5), ("qkv", 3.5)]
+    _lines = []
+    with torch.device("meta"):
+        for _slug, _mlp in _rows:
+            _model = GPT(ModelConfig(variant=_slug, layers=4, width=_d, heads=4, mlp=_mlp, context=64), 78)
+            _without, _all = count_parameters(_model), count_parameters(_model, embeddings=True)
+            _name = f"{badge.badge_svg(_slug, 16)} {labs.matrices(variant(_slug).label)}" + (
+                f", MLP ×{_mlp:g}" if _mlp != 4 else ""
+            )
+            _lines.append(f"| {_name} | {_without:,} | {8 * _all / 1e6:.2f} MB |")
+    mo.vstack(
+        [
+            mo.md(
+                labs.number(
+                    f"{_matching:.2f}",
+                    f"the logit scale that makes both start alike at d = {_d}: "
+                    f"queries spread {with_q[0]:.3f} with a matrix, {without_q[0]:.3f} without",
+                    "exact" if _ok else "fails",
+                    "paper A's ½ fits" if _ok else "paper A's ½ does not fit",
+                )
+            ),
+            labs.prose(
+                f"At scale 1 the logits spread {with_q[1]:.2f} with $\\WQ$ and {without_q[1]:.2f} without. What the models weigh:"
+            ),
+            wide(
+                "| four layers, 78 characters | parameters without embeddings | optimiser memory (AdamW) |\n|:--|--:|--:|\n"
+                + "\n".join(_lines)
+            ),
+            labs.prose(
+                "AdamW keeps two numbers for each parameter. The four arms are two pairs of equal size: a fair comparison needs both."
+            ),
+        ],
+        gap=0.6,
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    labs.prose(r"""
+    The initial scale is only where training starts. Which scale is *best* is another question, and a short one: train and look. For that there
+    is the next section.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    labs.prose(r"""
+    ## Play: train them yourself
+
+    Choose the models and press *Train*. All of them see the same batches and start from the same numbers wherever they have a
+    matrix in common, so what differs between the curves is the missing matrix, and chance.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    ARMS = {
+        "qkv": "",
+        "identity-q": "",
+        "identity-q:mlp=4.5": "MLP ×4.5",
+        "qkv:mlp=3.5": "MLP ×3.5",
+        "tie-kv": "",
+        "identity-q+tie-kv": "",
+    }
+    _on = str(page.address().get("models") or "qkv,identity-q").replace(" ", "+").split(",")
+    _boxes = {
+        f"m{i}": mo.ui.checkbox(
+            value=arm in _on,
+            label=f"{badge.badge_svg(arm.partition(':')[0], 16)} {labs.matrices(variant(arm.partition(':')[0]).label)}"
+            + (f", {note}" if note else ""),
+        )
+        for i, (arm, note) in enumerate(ARMS.items())
+    }
+    models = mo.Html(
+        '<div class="controls" role="group" aria-label="models to train">'
+        + "".join(f"<div>{{{n}}}</div>" for n in _boxes)
+        + "</div>"
+    ).batch(**_boxes)
+    return ARMS, models
+
+
+@app.cell(hide_code=True)
+def _():
+    _scales = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
+    _scale = page.number("scale", 1.0, 0.25, 8.0)
+    recipe_name = mo.ui.dropdown(
+        ["paper", "fast"],
+        value=page.choice("recipe", "paper", ["paper", "fast"]),
+        label="recipe",
+        on_change=page.keep("recipe"),
+    )
+    scale = mo.ui.slider(
+        steps=_scales,
+        value=min(_scales, key=lambda s: abs(s - _scale)),
+        label=r"logit scale without $W_Q$",
+        show_value=True,
+        debounce=True,
+        on_change=page.keep("scale"),
+    )
+    steps = mo.ui.number(
+        start=10,
+        stop=100_000,
+        step=10,
+        value=page.number("steps", 400, 10, 100_000),
+        label="steps",
+        on_change=page.keep("steps"),
+    )
+    seeds = mo.ui.number(
+        start=1, stop=8, step=1, value=page.number("seeds", 1, 1, 8), label="seeds", on_change=page.keep("seeds")
+    )
+    everywhere = mo.ui.switch(
+        value=page.switch("everywhere", False),
+        label="the same logit scale for every model",
+        on_change=page.keep("everywhere"),
+    )
+    decay = mo.ui.slider(
+        steps=[0, 0.01, 0.03125, 0.1, 0.3],
+        value=min([0, 0.01, 0.03125, 0.1, 0.3], key=lambda w: abs(w - page.number("decay", 0.1, 0, 0.3))),
+        label=r"weight decay (paper A: 0.1 with $W_Q$, 0.03125 without)",
+        show_value=True,
+        debounce=True,
+        on_change=page.keep("decay"),
+    )
+    width = mo.ui.number(
+        start=4,
+        stop=4096,
+        step=4,
+        value=page.number("width", 128, 4, 4096),
+        label="width d",
+        on_change=page.keep("width"),
+    )
+    heads = mo.ui.number(
+        start=1, stop=64, step=1, value=page.number("heads", 4, 1, 64), label="heads H", on_change=page.keep("heads")
+    )
+    _devices = [
+        "cpu",
+        *(["cuda"] if torch.cuda.is_available() else []),
+        *(["mps"] if torch.backends.mps.is_available() else []),
+    ]
+    device = mo.ui.dropdown(
+        _devices, value=page.choice("device", _devices[-1], _devices), label="device", on_change=page.keep("device")
+    )
+    SIZES = {
+        "as set here": {},
+        "10 M parameters: 6 layers of 384, 2,000 steps": {"layers": 6, "heads": 6, "width": 384, "context": 256, "batch": 64, "steps": 2000},
+        "85 M parameters, paper A's shape: 12 layers of 768, 5,000 steps": {
+            "layers": 12, "heads": 12, "width": 768, "context": 512, "batch": 32, "steps": 5000, "lr": 6e-4,
+        },
+    }  # fmt: skip
+    size = mo.ui.dropdown(
+        list(SIZES), value=page.choice("size", "as set here", list(SIZES)), label="size", on_change=page.keep("size")
+    )
+    return SIZES, decay, device, everywhere, heads, recipe_name, scale, seeds, size, steps, width
+
+
+@app.cell(hide_code=True)
+def _(decay, device, everywhere, heads, models, recipe_name, scale, seeds, size, steps, width):
+    _gpu = len(device.options) > 1
+    _folded = {"everywhere": everywhere, "decay": decay, "width": width, "heads": heads}
+    _note = "" if _gpu else '<p class="lab-note">torch finds no GPU on this machine: models train on the processor.</p>'
+    mo.vstack(
+        [
+            page.controls(models=models),
+            page.controls(recipe=recipe_name, scale=scale, steps=steps, seeds=seeds),
+            mo.accordion(
+                {
+                    "More settings: width, heads, weight decay, device": mo.vstack(
+                        [page.controls(**_folded, **({"device": device, "size": size} if _gpu else {})), mo.Html(_note)]
+                    )
+                }
+            ),
+        ],
+        gap=0.2,
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _(ARMS, SIZES, decay, device, everywhere, heads, models, recipe_name, scale, seeds, size, steps, width):
+    configs, problem = [], ""
+    try:
+        for _arm, _on in zip(ARMS, models.value.values(), strict=True):
+            _slug, _own = parse_arm(_arm)
+            _settings = {
+                "steps": steps.value,
+                "width": width.value,
+                "heads": heads.value,
+                "weight_decay": decay.value,
+                "logit_scale": scale.value if everywhere.value or variant(_slug).query == "identity" else 1.0,
+                "eval_every": max(5, steps.value // 16),
+                "device": device.value,
+                **SIZES[size.value],
+                **_own,
+            }
+            configs += [
+                recipe(recipe_name.value, _slug, seed=_seed, **_settings) for _seed in range(seeds.value) if _on
+            ]
+        problem = "" if configs else "Choose at least one model."
+    except ValueError as _error:
+        configs, problem = [], f"These settings do not fit together: {_error}."
+    page.keep("models")(",".join(a for a, on in zip(ARMS, models.value.values(), strict=True) if on))
+    return configs, problem
+
+
+@app.cell(hide_code=True)
+def _(problem, recipe_name):
+    _hint = (
+        "Under `fast`, QK-norm gives queries and keys the same spread whatever $W_Q$ does, so the question of the logit scale "
+        "hardly shows. Use `paper` to see it."
+    )
+    mo.vstack(
+        [
+            *(
+                [mo.callout(mo.md(f"{problem} Nothing is lost: the panel keeps the settings it had."), kind="warn")]
+                if problem
+                else []
+            ),
+            *([mo.callout(mo.md(_hint), kind="info")] if recipe_name.value == "fast" else []),
+        ]
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    panel, grid = TrainingPanel("train_without_queries"), AttentionGrid()
+    return grid, panel
+
+
+@app.cell(hide_code=True)
+def _(panel):
+    panel_view = mo.ui.anywidget(panel)
+    panel_view
+    return (panel_view,)
+
+
+@app.cell(hide_code=True)
+def _(configs, grid, panel):
+    if configs:
+        Live(configs, panel, grid, runs.runs_dir())  # it waits for the panel's Train button
+    attached = True
+    return (attached,)
+
+
+@app.cell(hide_code=True)
+def _():
+    prompt = mo.ui.text(
+        value=str(page.address().get("prompt") or "To be, or not to be, that is"),
+        label="text for the maps, and to be continued",
+        full_width=True,
+        on_change=page.keep("prompt"),
+    )
+    prompt
+    return (prompt,)
+
+
+@app.cell(hide_code=True)
+def _(attached, panel, prompt):
+    _ = attached
+    text, unreadable = prompt.value, ""
+    try:
+        if not tasks.load("shakespeare").encode(text):
+            raise ValueError("the text is empty: type at least one character")
+    except ValueError as _error:
+        text, unreadable = "To be, or not to be, that is", str(_error)
+    if panel.controller:
+        panel.controller.show_probe(text)
+    mo.callout(mo.md(f"{escape(unreadable)}. The maps use *{text}* instead."), kind="warn") if unreadable else None
+    return (text,)
+
+
+@app.cell(hide_code=True)
+def _(grid):
+    mo.ui.anywidget(grid)
+    return
+
+
+@app.cell(hide_code=True)
+def _(panel, panel_view, text):
+    _ = panel_view.value  # changes when a run pauses or ends
+    _live = panel.controller
+    _columns = []
+    if _live is not None and _live.status not in ("starting", "waiting", "running"):
+        with _live.lock:
+            for _label, _trainer in _live.models():
+                _ids = torch.tensor([_trainer.task.encode(text)], device=_trainer.device)
+                _new = generate(_trainer.model, _ids, 200, temperature=0.8)[0, _ids.shape[1] :]
+                _columns.append((_label, _trainer.step, _trainer.task.decode(_new.tolist())))
+    mo.Html(
+        '<div class="continued">'
+        + "".join(
+            f"<figure><figcaption>{escape(label)}, after {step} steps</figcaption><pre><b>{escape(text)}</b>{escape(more)}</pre></figure>"
+            for label, step, more in _columns
+        )
+        + "</div>"
+        if _columns
+        else '<p class="lab-note">What each model writes appears here when a run pauses or ends.</p>'
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    labs.prose(r"""
+    ## What the paper found, what we find
+
+    Here are the names. Each of the four had its logit scale and its learning rate tuned, on a seed that is not shown, and then
+    ran to the end of its schedule.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _(NAMES, run):
+    _ends = {arm: np.nanmean(run.final(arm)) for arm in run.arms}
+    figures.show(
+        figures.loss_figure(
+            [
+                figures.Curve(
+                    NAMES[_arm], *run.curve(_arm), slug=_arm.partition(":")[0], dash="dot" if ":" in _arm else "solid"
+                )
+                for _arm in run.arms
+            ],
+            y_title="validation loss, nats per character",
+        ),
+        "Validation loss over training. At the end: "
+        + ", ".join(f"{NAMES[a]} {v:.3f}" for a, v in _ends.items())
+        + ".",
+        caption="The four models of the first figure. Line: mean of the seeds. Band: lowest to highest seed.",
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _(NAMES, run):
+    PAPER = {
+        "qkv": 3.016,
+        "identity-q": 3.018,
+        "identity-q:mlp=4.5": 3.004,
+        "qkv:mlp=3.5": 3.026,
+    }  # 124 M, one seed, nats per token
+    table = {arm.label: arm for arm in run.table()}
+    _lines = []
+    for _arm, _row in table.items():
+        _slug, _tuned = _arm.partition(":")[0], run.chosen[_arm]
+        _gap = "reference" if _row.difference is None else f"{_row.difference:+.4f} ± {_row.interval or 0:.4f}"
+        _theirs = PAPER[_arm] - PAPER["qkv"]
+        _rest = NAMES[_arm].removeprefix(variant(_slug).label)
+        _lines.append(
+            f"| {badge.badge_svg(_slug, 16)} {labs.matrices(variant(_slug).label)}{_rest} | {PAPER[_arm]:.3f} | "
+            f"{'reference' if not _theirs else f'{_theirs:+.3f}'} | {_row.parameters:,} | {_row.mean:.4f} ± {_row.spread or 0:.4f} | {_gap} | "
+            f"{_tuned['logit_scale']:g} | {_tuned['lr']:g} |"
+        )
+    mo.vstack(
+        [
+            wide(
+                "| model | paper A: loss | difference | ours: parameters | loss ± spread over seeds | difference, 95 % | logit scale | rate |\n"
+                "|:--|--:|--:|--:|--:|--:|--:|--:|\n" + "\n".join(_lines)
+            ),
+            labs.prose(
+                f"Paper A: 124 M parameters, OpenWebText, nats per token, one seed. Ours: {len(run.seeds)} seeds, Shakespeare, nats per "
+                "character. Losses of different texts do not compare; signs and ranks of differences do. A difference is taken seed by "
+                "seed; its interval covers the true one with 95 % (Student's t)."
+            ),
+        ],
+        gap=0.6,
+    )
+    return PAPER, table
+
+
+@app.cell(hide_code=True)
+def _(NAMES, PAPER, run, table):
+    _fig, _words = go.Figure(), []
+    _others = [arm for arm in run.arms if arm != "qkv"]
+    for _i, _arm in enumerate(_others):
+        _v, _row = variant(_arm.partition(":")[0]), table[_arm]
+        _pairs = run.final(_arm) - run.final("qkv")
+        _colour = _v.colour if _v.slug != "qkv" else "#7f7f7f"
+        _fig.add_scatter(
+            x=_pairs, y=[_i + 0.12] * len(_pairs), mode="markers", marker={"color": _colour, "size": 8, "opacity": 0.6},
+            name="each seed", legendgroup="seed", showlegend=_i == 0, hovertemplate="%{x:+.4f}<extra>one seed</extra>",
+        )  # fmt: skip
+        _fig.add_scatter(
+            x=[_row.difference], y=[_i], mode="markers", marker={"color": _colour, "size": 13, "symbol": "diamond"},
+            error_x={"array": [_row.interval or 0], "color": _colour, "thickness": 2}, name="mean, 95 %", legendgroup="mean",
+            showlegend=_i == 0, hovertemplate="%{x:+.4f}<extra>mean</extra>",
+        )  # fmt: skip
+        _fig.add_scatter(
+            x=[PAPER[_arm] - PAPER["qkv"]], y=[_i - 0.12], mode="markers", name="paper A, one seed", legendgroup="paper",
+            marker={"color": "#888888", "size": 11, "symbol": "x-thin", "line": {"width": 2, "color": "#888888"}}, showlegend=_i == 0,
+            hovertemplate="%{x:+.3f}<extra>paper A</extra>",
+        )  # fmt: skip
+        _words.append(
+            f"{NAMES[_arm]} {_row.difference:+.4f} plus or minus {_row.interval or 0:.4f}, paper A {PAPER[_arm] - PAPER['qkv']:+.3f}"
+        )
+    figures.style(_fig, 260, "Difference to Q, K, V in nats: " + "; ".join(_words) + ".")
+    _fig.add_vline(x=0, line={"color": "#888888", "width": 1})
+    _fig.update_yaxes(
+        tickvals=list(range(len(_others))),
+        ticktext=[NAMES[a].replace("W_Q", "W<sub>Q</sub>") for a in _others],
+        range=[-0.5, len(_others) - 0.4],
+    )
+    _fig.update_xaxes(title="loss minus that of Q, K, V (right: worse), nats")
+    figures.show(_fig, caption="Seed by seed against the full model. Left of the line is better than Q, K, V.")
+    return
+
+
+@app.cell(hide_code=True)
+def _(NAMES, run):
+    _arms = [arm for arm in ("qkv", "identity-q") if any(t["arm"] == arm for t in run.tuning)]
+    _first = next(t["lr"] for t in run.tuning if t["arm"] == "identity-q")
+    ladders = {
+        arm: sorted(
+            {
+                t["logit_scale"]: t["val_loss"]
+                for t in run.tuning
+                if t["arm"] == arm and t["lr"] == _first and t["val_loss"]
+            }.items()
+        )
+        for arm in _arms
+    }
+    _fig = figures.loss_figure(
+        [figures.Curve(NAMES[_a], *zip(*_points, strict=True), slug=_a) for _a, _points in ladders.items()],
+        x_title="logit scale, times 1/√d_h",
+        y_title="validation loss, nats per character",
+        log_x=True,
+        height=300,
+    )
+    figures.show(
+        _fig,
+        "Loss against logit scale. "
+        + "; ".join(f"{NAMES[a]}: " + ", ".join(f"{x:g} gives {y:.3f}" for x, y in p) for a, p in ladders.items())
+        + ".",
+        caption="One seed, one learning rate, only the scale of the logits moves. Paper A uses 1 with W<sub>Q</sub> and ½ without.",
+    )
+    return (ladders,)
+
+
+@app.cell(hide_code=True)
+def _(ladders, run, table):
+    _losses = dict(ladders["identity-q"])
+    _best = min(_losses, key=_losses.get)
+    _gap, _cost = table["identity-q"], _losses[min(_losses, key=lambda s: abs(s - 0.5))] - _losses[_best]
+    _big, _small = table["identity-q:mlp=4.5"], table["qkv:mlp=3.5"]
+    _sign = lambda row: (
+        "no difference that these seeds can show" if abs(row.difference) <= (row.interval or 9) else "a difference"
+    )
+    labs.prose(rf"""
+    **The honest reading.**
+
+    - At this width the scale of the logits moves the loss more than the matrix does. For $\WQ = I$, going from paper A's ½ to the best scale here
+      ({_best:g}) gains **{_cost:.3f}** nats; the whole gap to Q, K, V, both tuned, is **{_gap.difference:+.3f} ± {_gap.interval or 0:.3f}**. Half is right for $d = 768$ and $\sigma = 0.02$, not for
+      $d = {run.config("qkv").model.width}$.
+    - At equal width $\WQ = I$ does not quietly match: {_sign(_gap)} of {_gap.difference:+.3f} nats, where paper A has +0.002 with one seed. A smaller model has
+      smaller heads, so each head asks with fewer fixed coordinates (point 2 of the claim).
+    - At equal parameters: the larger MLP instead of $\WQ$ gives {_big.difference:+.3f} ± {_big.interval or 0:.3f} ({_sign(_big)}; paper A −0.012). Compare that with the smaller MLP beside
+      $\WQ$: {_small.difference:+.3f} ± {_small.interval or 0:.3f} (paper A +0.010).
+    - Paper A's differences are 0.1 to 0.4 % of the loss, from one seed each, a sixth of the way down the cosine, with scale *and* weight decay changed
+      together. An independent re-tuning of the sequel found effects of the learning rate alone of 0.03 to 0.08 nats.
+
+    Our runs are about a hundred times smaller. They do not refute the paper. They show what to tune before you compare.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _(NAMES, run):
+    def cost_table(cost):
+        base = cost["qkv"]
+        lines = [
+            f"| {labs.matrices(NAMES[arm])} | {c['step_ms']:.1f} ms | {100 * (c['step_ms'] / base['step_ms'] - 1):+.1f} % | "
+            f"{c['optimiser_bytes'] / 1e6:.2f} MB | {100 * (c['optimiser_bytes'] / base['optimiser_bytes'] - 1):+.1f} % |"
+            for arm, c in cost.items()
+        ]
+        return wide("| model | one step | | optimiser memory | |\n|:--|--:|--:|--:|--:|\n" + "\n".join(lines))
+
+    mo.vstack(
+        [
+            mo.md("### What a step costs"),
+            cost_table(run.cost),
+            labs.prose(f"""
+    Medians of interleaved steps on {run.provenance["machine"]}. The missing matrix saves memory exactly and time a little. It does not
+    touch the key/value cache: queries are never cached.
+    """),
+        ],
+        gap=0.6,
+    )
+    return (cost_table,)
+
+
+@app.cell(hide_code=True)
+def _():
+    measure_here = mo.ui.run_button(label="Measure on this machine (about 10 seconds)")
+    measure_here
+    return (measure_here,)
+
+
+@app.cell(hide_code=True)
+def _(cost_table, measure_here, panel, run):
+    mo.stop(not measure_here.value)
+    mo.stop(
+        getattr(panel.controller, "status", "") == "running",
+        mo.callout(mo.md("Pause the training first: it would be measured with it."), kind="warn"),
+    )
+    here = experiments.cost(experiments.EXPERIMENTS[run.name], run.chosen, rounds=8, steps=3)
+    cost_table(here)
+    return (here,)
+
+
+@app.cell(hide_code=True)
+def _(run, table):
+    _finals = run.final("qkv")
+    _null = max(abs(a - b) for a, b in combinations(_finals, 2))
+    mo.vstack(
+        [
+            mo.md("## Limits, and a control"),
+            labs.box(
+                "limit",
+                r"""
+    - One text, one width, one length of training. More training and wider heads shrink the gap; how far, this lab does not show.
+    - Only the loss. Nothing here says what the models can do with it.
+    - $\WQ = I$ saves parameters and optimiser memory, not the cache. Labs on shared keys and values come later.
+    - "Replace $\WQ$ of a trained model by $I$" is neither this lab nor the lemma: it destroys the layer (lab 02).
+    """,
+            ),
+            labs.prose(rf"""
+    **The control: Q, K, V against itself.** Two of its own seeds differ by up to **{_null:.4f}** nats, with nothing changed at all. An unpaired comparison of single runs
+    cannot see anything smaller. Paired by seed, with the same batches and equal initial values, the interval for $\WQ = I$ is ± {table["identity-q"].interval or 0:.4f}.
+
+    **A control to run yourself.** Choose the recipe `fast` above and train $\WQ = I$ at scales ½ and 2. QK-norm makes every query equally long, so what decided most under `paper`
+    decides little here.
+    """),
+        ],
+        gap=0,
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md("""
+    ## Exercises
+
+    Type or choose; each answers at once. Formulas use the names in the question.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    ask_saved = exercises.ask("08-saved")
+    ask_saved
+    return (ask_saved,)
+
+
+@app.cell(hide_code=True)
+def _(ask_saved):
+    exercises.reply(ask_saved)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    ask_mlp = exercises.ask("08-mlp")
+    ask_mlp
+    return (ask_mlp,)
+
+
+@app.cell(hide_code=True)
+def _(ask_mlp):
+    exercises.reply(ask_mlp)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    ask_scale = exercises.ask("08-scale")
+    ask_scale
+    return (ask_scale,)
+
+
+@app.cell(hide_code=True)
+def _(ask_scale):
+    exercises.reply(ask_scale)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    ask_paired = exercises.ask("08-paired")
+    ask_paired
+    return (ask_paired,)
+
+
+@app.cell(hide_code=True)
+def _(ask_paired):
+    exercises.reply(ask_paired)
+    return
+
+
+@app.cell(hide_code=True)
+def _(GUESSES, guess, table):
+    _gap = table["identity-q"].difference
+    exercises.compare(
+        guess,
+        GUESSES[0 if _gap > 0.1 else 1 if _gap > 0.01 else 2 if _gap >= -0.01 else 3],
+        f"Tuned on its own, the model without W_Q ends {_gap:+.3f} nats from the one with it. With paper A's scale of ½ it would have been further away.",
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(r"""
+    ## Read on
+
+    - Karbevski and Mijoski, *Key and Value Weights Are Probably All You Need*, arXiv 2510.23912 (2025). Section 5 is this lab at 124 M parameters.
+    - Heimersheim, *You can remove GPT-2's LayerNorm by fine-tuning*, arXiv 2409.13710 (2024). What the theorems would need.
+    - Karbevski, *Beyond Linearity in Attention Projections*, arXiv 2603.13381 (2026). If not a matrix, then what? Lab 10.
+    - Dehghani et al., *Scaling Vision Transformers to 22 Billion Parameters*, arXiv 2302.05442 (2023). Why logits grow, and QK-norm.
+    - Karpathy, *nanoGPT* (2022). The code both papers started from.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    labs.footer("train_without_queries")
+    return
+
+
+if __name__ == "__main__":
+    app.run()
