@@ -391,6 +391,20 @@ def footer(slug: str) -> mo.Html:
     return mo.md(f'<nav class="lab-foot" aria-label="previous and next lab">{"".join(cells)}</nav>')
 
 
+def course_map() -> mo.Html:
+    """All labs by part: the question of each, a link (or "coming"), and its minutes."""
+    html = ""
+    for part, title in PARTS.items():
+        rows = "".join(
+            f'<li><span class="map-question">{matrices(lab.question)}</span>'
+            f'<span class="map-lab">{anchor(lab.slug)}{f" · {lab.minutes} min" if lab.written else ""}</span></li>'
+            for lab in LABS
+            if lab.part == part and lab.number
+        )
+        html += f"<h3>{title}</h3><ul>{rows}</ul>" if rows else ""
+    return mo.Html(f'<nav class="course-map markdown prose dark:prose-invert" aria-label="all labs">{html}</nav>')
+
+
 def prose(text: str) -> mo.Html:
     """Markdown with matrices in their colours, glossary terms and links to labs: see the top of this file."""
     text = re.sub(r"\\W([QKVO])(?![A-Za-z])", lambda m: MATRICES[m[1]], text)

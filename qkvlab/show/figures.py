@@ -144,7 +144,7 @@ def map_figure(
     style(fig, height or 60 + 340 * lines, alt or words + ".")
     fig.update_layout(margin={"t": 52 if symmetry else 36})
     if all(a.shape[0] == a.shape[1] for a in arrays) and lines == 1:  # squares: lower on a phone, not wider than high
-        fig.layout.meta = fig.layout.meta | {"narrow": 110 + 300 // columns, "widest": 540 * columns}
+        fig.layout.meta = fig.layout.meta | {"narrow": 70 + 300 // columns, "widest": 540 * columns}
     fig.update_annotations(font={"size": 13, "color": GREY})
     fig.update_xaxes(showgrid=False, zeroline=False)
     fig.update_yaxes(showgrid=False, zeroline=False)
@@ -225,6 +225,22 @@ def loss_figure(
     if log_x or log_y:  # one label a power of ten; exponents, not "1M"
         fig.update_xaxes(exponentformat="power")
         fig.update_yaxes(exponentformat="power")
+    return fig
+
+
+def bar_figure(
+    names: Sequence[str], values: ArrayLike, *, y_title: str = "", colours: Sequence[str] = (), height: int = 260
+) -> go.Figure:
+    """Bars from zero, one for each name."""
+    heights = np.asarray(values, dtype=float)
+    if heights.shape != (len(names),):
+        raise ValueError(f"{len(names)} names and values of shape {heights.shape}: one value for each name")
+    bars = go.Bar(x=list(range(len(names))), y=heights, marker={"color": list(colours) or OKABE_ITO[0]})
+    bars.update(customdata=list(names), hovertemplate="%{customdata}: %{y:.3g}<extra></extra>", width=0.6)
+    alt = f"{y_title}: " + ", ".join(f"{n} {v:.3g}" for n, v in zip(names, heights, strict=True)) + "."
+    fig = style(go.Figure(bars), height, alt)
+    fig.update_xaxes(tickvals=list(range(len(names))), ticktext=list(names), showgrid=False, zeroline=False)
+    fig.update_yaxes(title=y_title, rangemode="tozero")
     return fig
 
 
