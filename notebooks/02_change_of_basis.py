@@ -97,7 +97,10 @@ def _():
         r"""
     **Claim 2** (reparametrisation lemma). For every invertible $d \times d$ matrix $\Th$,
 
-    $$ \operatorname{Attn}\big(X\Th;\ \Th^{-1}\WQ,\ \Th^{-1}\WK,\ \Th^{-1}\WV\big) = \operatorname{Attn}\big(X;\ \WQ,\ \WK,\ \WV\big). $$
+    $$ \begin{aligned}
+    & \operatorname{Attn}\big(X\Th;\ \Th^{-1}\WQ,\ \Th^{-1}\WK,\ \Th^{-1}\WV\big) \\
+    =\ & \operatorname{Attn}\big(X;\ \WQ,\ \WK,\ \WV\big).
+    \end{aligned} $$
 
     If $\WQ$ is square and invertible you may choose $\Th = \WQ$. Then the first matrix on the left is $\WQ^{-1}\WQ = I$.
     """,
@@ -238,7 +241,7 @@ def _(W, X, attend, line, new_W, new_X, theta, which):
     ]
     _html = "".join(
         f'<div class="proof-line{" now" * (i == line.value)}">{labs.prose(f"**{i}.** {formula}<br>{why}").text}'
-        f"<div><b>{f'{error:.2f}' if error > 0.005 else f'{error:.1e}'}</b><small>{what}</small></div></div>"
+        f"<div><b>{f'{error:,.3g}' if 0.005 < error < 1e6 else f'{error:.1e}'}</b><small>{what}</small></div></div>"
         for i, (formula, why, error, what) in enumerate(_lines[: line.value], 1)
     )
     _left = 6 - line.value
@@ -369,19 +372,22 @@ def _(power):
 
 @app.cell(hide_code=True)
 def _():
-    def rounding_error(kappa, precision, seed, T=16, d=32):
-        """Relative error of X W, computed as (X Theta)(Theta^-1 W), all that is stored being rounded to `precision`."""
+    def rounding_errors(kappa, seed, T=16, d=32):
+        """Relative error of X W, computed as (X Theta)(Theta^-1 W), for each precision in which all is stored."""
         draw = np.random.default_rng(seed)
         x, w = draw.standard_normal((T, d)), draw.standard_normal((d, d)) / np.sqrt(d)
         basis = gauge.basis(kappa, d, seed)
-        stream, weight = (measure.round_to(m, precision) for m in (x @ basis, gauge.read(basis, w)))
-        return measure.relative_error(measure.round_to(stream @ weight, precision), x @ w)
+        exact = {"stream": x @ basis, "weight": gauge.read(basis, w)}
+        found = []
+        for precision in measure.PRECISIONS:
+            stored = {name: measure.round_to(m, precision) for name, m in exact.items()}
+            product = measure.round_to(stored["stream"] @ stored["weight"], precision)
+            found.append(measure.relative_error(product, x @ w))
+        return found
 
     powers = np.arange(0, 12.5, 0.5)
-    errors = {
-        name: np.array([[rounding_error(10.0**p, name, seed) for p in powers] for seed in range(5)])
-        for name in measure.PRECISIONS
-    }  # name -> (draws, powers)
+    _all = np.array([[rounding_errors(10.0**p, seed) for p in powers] for seed in range(5)])
+    errors = dict(zip(measure.PRECISIONS, np.moveaxis(_all, -1, 0), strict=True))  # name -> (draws, powers)
     return errors, powers
 
 
@@ -402,7 +408,7 @@ def _(errors, power, powers):
     _figure.add_hline(y=1, line={"width": 1, "color": figures.GREY})
     _figure.update_yaxes(range=[-16, 2])
     _rows = "\n".join(
-        f"| {name} | {-np.log10(unit):.1f} | {_here[name]:.0e} | {max(0, -np.log10(_here[name])):.1f} |"
+        f"| {name} | {-np.log10(unit):.1f} | {f'{_here[name]:,.0f}' if _here[name] > 1 else f'{_here[name]:.0e}'} | {max(0, -np.log10(_here[name])):.1f} |"
         for name, unit in measure.PRECISIONS.items()
     )
     mo.vstack(
@@ -452,7 +458,7 @@ def _():
 @app.cell
 def _():
     def erase(w, name):
-        """New weights for the input x W + b, where W = w[name]: W is gone, the others undo it."""
+        """New weights for the input x W + b, W = w[name]: W is gone, the others undo it."""
         theta, shift = w[name], w[name.lower()]
         new = {name: None}
         for m in set("QKV") - {name}:
@@ -548,7 +554,7 @@ def _(attend, erase, erased, head, layer, precision, products, trained):
             mo.Html(
                 labs.number(
                     f"{_error:.1e}" if _error < 0.01 else f"{_error:.2f}",
-                    f"largest difference of the layer's output, relative to its largest entry; {labs.matrices(erased.value)} "
+                    f"largest difference of the heads' output, relative to its largest entry; {labs.matrices(erased.value)} "
                     f"has condition number {measure.condition(_w[_m]):,.0f}",
                     *_verdict,
                 )
@@ -572,7 +578,7 @@ def _():
     ## What the paper says, what we find
 
     Paper A proves the lemma and gives no numbers. Here they are for $\Th = \WQ$ in each layer of MiniLM: the largest error of
-    the layer's output over two sentences, relative to its largest entry.
+    the heads' output over two sentences, relative to its largest entry.
     """)
     return
 
@@ -736,7 +742,7 @@ def _(attend, products, trained):
             mo.Html(
                 labs.number(
                     f"{measure.relative_error(_naive, _output):.2f}",
-                    "largest difference of the layer's output, relative to its largest entry",
+                    "largest difference of the heads' output, relative to its largest entry",
                     "fails",
                 )
             ),
