@@ -100,15 +100,11 @@ class Attention(nn.Module):
 
         A tied role is the same tensor, not a copy. Keys and values are what a cache stores: before QK-norm and RoPE.
         """
-        v_ = self.variant
-        k = self._split(x if self.W_K is None else self.W_K(x), self.kv_heads)  # (B, G, T, d_h)
-        if v_.query == "key" or v_.query == v_.key == "identity":
-            q = k
-        else:
+        as_keys = ("key", "identity") if self.variant.key == "identity" else ("key",)
+        q = k = v = self._split(x if self.W_K is None else self.W_K(x), self.kv_heads)  # (B, G, T, d_h)
+        if self.variant.query not in as_keys:
             q = self._split(x if self.W_Q is None else self.W_Q(x), self.heads)  # (B, H, T, d_h)
-        if v_.value == "key" or v_.value == v_.key == "identity":
-            v = k
-        else:
+        if self.variant.value not in as_keys:
             v = self._split(x if self.W_V is None else self.W_V(x), self.kv_heads)  # (B, G, T, d_h)
         return q, k, v
 

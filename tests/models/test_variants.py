@@ -1,6 +1,8 @@
 """Variants: the arithmetic of paper B's tables and of the circuits, and refusals that name what is impossible."""
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -136,6 +138,12 @@ def test_heads_that_do_not_fit_are_refused_with_the_numbers():
         Variant(kv_heads=0)
     with pytest.raises(ValueError, match=r"query='keys': allowed are own, identity, key"):
         Variant(query="keys")  # type: ignore[arg-type]
+
+
+def test_variants_and_reference_need_no_torch():
+    """They run in a browser too."""
+    code = "import sys, qkvlab.models.variants, qkvlab.theory.reference; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_names_the_papers_use():
