@@ -9,6 +9,7 @@ status.json              how the run ended, written when it did
 import json
 import os
 import tempfile
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,14 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def tidy(folder: Path) -> None:
+    """Before a run goes on: remove how it ended last, and what a kill left half written more than a minute ago."""
+    (folder / STATUS).unlink(missing_ok=True)
+    for path in folder.glob(".*.tmp"):
+        if time.time() - path.stat().st_mtime > 60:
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -30,7 +30,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from qkvlab import __version__, tasks
 from qkvlab.models.transformer import GPT, Encoder, ModelConfig, ViT, count_parameters
 from qkvlab.tasks import Task
-from qkvlab.tasks.text import TextTask
 from qkvlab.training import checkpoint as disk
 from qkvlab.training.checkpoint import Record, RunError
 from qkvlab.training.optim import build_optimiser
@@ -219,7 +218,7 @@ class Trainer(Iterator[Record]):
             if self.status == "ready":
                 self.status, self.message = "running", "Training."
                 if self.folder:
-                    (self.folder / disk.STATUS).unlink(missing_ok=True)
+                    disk.tidy(self.folder)
             record = self._step()
         except KeyboardInterrupt:
             self.stop()
@@ -233,7 +232,7 @@ class Trainer(Iterator[Record]):
         config, step = self.config, self.step
         start = time.perf_counter()
 
-        if isinstance(self.task, TextTask):  # a streamed corpus must be read as far as this step has it; else no effect
+        if hasattr(self.task, "seek"):  # a streamed corpus must be read as far as this step has it; else no effect
             self.task.seek(step * config.batch * config.model.context)
         rng = np.random.default_rng((config.seed, BATCH, step))
         x, y = self.task.batch(rng, config.batch, config.model.context)
