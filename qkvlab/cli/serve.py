@@ -175,6 +175,23 @@ def _until_up(url: str, then: Callable[[], None]) -> None:
             return then()
 
 
+def _end_trainings(patience: float = 10) -> None:
+    """Wait for trainings to see that their pages are gone: Python aborts when it ends while a thread is inside torch.
+
+    One that does not end is cut off: a run on disk is whole at every moment.
+    """
+    until = time.monotonic() + patience
+    running = [thread for thread in threading.enumerate() if thread.name == "qkvlab training"]
+    if running:
+        click.echo("Saving what is being trained ...")
+    for thread in running:
+        thread.join(max(0, until - time.monotonic()))
+    if any(thread.is_alive() for thread in running):
+        click.echo("Stopped.")
+        sys.stdout.flush()
+        os._exit(0)
+
+
 def _marimo_args(
     labs: list[Path], edit: bool, host: str, port: int, password: str | None, token: str | None
 ) -> Iterator[str]:
@@ -245,4 +262,5 @@ def command(
     # marimo's own greeting speaks of editing; its --quiet cuts the shutdown short.
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         marimo(args, prog_name="marimo", standalone_mode=False)
+    _end_trainings()
     click.echo("Stopped.")

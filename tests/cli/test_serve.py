@@ -168,6 +168,28 @@ def test_a_password_is_asked_for_and_not_printed(start):
     assert "/auth/login" not in server.get(server.url + "/?access_token=open-sesame")[0]
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_training_in_a_thread_does_not_spoil_the_end(ends):
+    """Python aborts when it ends while a thread is inside torch; whether the thread ends in time or not, it may not."""
+    code = f"""
+import threading, time, torch
+from qkvlab.cli import serve
+stop = threading.Event()
+def train():
+    x = torch.randn(300, 300, requires_grad=True)
+    while not stop.is_set():
+        (x @ x).sum().backward()
+threading.Thread(target=train, name="qkvlab training", daemon=True).start()
+if {ends}:
+    threading.Timer(0.3, stop.set).start()
+serve._end_trainings(patience=20 if {ends} else 0.3)
+assert {ends} and stop.is_set(), "an unending training is cut off"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Saving" in done.stdout
+
+
 def test_help_names_every_option():
     text = CliRunner().invoke(main, ["serve", "--help"]).output
     for option in ("--edit", "--port", "--host", "--password", "--no-browser", "--threads"):
