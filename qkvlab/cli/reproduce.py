@@ -36,12 +36,12 @@ def command(name: str | None, quick: bool, write: Path | None, work: Path | None
         return
     if name not in EXPERIMENTS:
         raise click.UsageError(f"no experiment is called {name!r}: there are {', '.join(EXPERIMENTS)}")
-    if write is None and name not in shipped_names():
-        raise click.UsageError(f"{name} has no shipped record to compare with; `--write data/runs` makes one")
-    if quick and write is not None:
-        raise click.UsageError("--quick compares and --write makes anew: choose one")
     if threads < 1:
         raise click.UsageError(f"--threads {threads}: allowed is a whole number from 1")
+    if quick and write is not None:
+        raise click.UsageError("--quick compares and --write makes anew: choose one")
+    if write is None and name not in shipped_names():
+        raise click.UsageError(f"{name} has no shipped record to compare with; `--write data/runs` makes one")
     torch.set_num_threads(threads)
     experiment = EXPERIMENTS[name]
     folder = (work or runs_dir() / "reproduce") / (name if write is None else f"{name}-write")
