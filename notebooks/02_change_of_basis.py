@@ -39,7 +39,7 @@ def _():
 
     Below is one [[head]] of a trained language model, MiniLM. On the left it works with the weights it was trained with. On
     the right its layer has **no query matrix**: $\WQ$ is the identity, and 147,456 learned numbers are gone. The map is the
-    same map. In ((three_projections)) we moved $\WQ$ and $\WK$ of one head together. Where did a whole matrix go?
+    same map. In ((three_projections)) you changed $\WQ$ and $\WK$ of one head together. Where has a whole matrix gone?
     """)
     return
 
@@ -98,8 +98,8 @@ def _():
     **Claim 2** (reparametrisation lemma). For every invertible $d \times d$ matrix $\Th$,
 
     $$ \begin{aligned}
-    & \operatorname{Attn}\big(X\Th;\ \Th^{-1}\WQ,\ \Th^{-1}\WK,\ \Th^{-1}\WV\big) \\
-    =\ & \operatorname{Attn}\big(X;\ \WQ,\ \WK,\ \WV\big).
+    & \operatorname{Attn}(X\Th;\,\Th^{-1}\WQ,\,\Th^{-1}\WK,\,\Th^{-1}\WV) \\
+    =\, & \operatorname{Attn}(X;\,\WQ,\,\WK,\,\WV).
     \end{aligned} $$
 
     If $\WQ$ is square and invertible you may choose $\Th = \WQ$. Then the first matrix on the left is $\WQ^{-1}\WQ = I$.
@@ -251,8 +251,8 @@ def _(W, X, attend, line, new_W, new_X, theta, which):
             labs.prose(
                 f"*{_left} more {'line' if _left == 1 else 'lines'}: move the slider.*"
                 if _left
-                else "Lines 1 and 2 show large numbers: input and matrices really are other ones. From line 3 on the numbers are "
-                "rounding, and line 6 is the lemma. Every number is the largest difference, relative to the largest entry."
+                else "Lines 1 and 2 show large numbers: the input and the matrices have really changed. From line 3 on the numbers "
+                "are rounding, and line 6 is the lemma. Every number is the largest difference, relative to the largest entry."
             ),
         ]
     )
@@ -332,7 +332,7 @@ def _(error, forgotten, new_map, old_map, theta):
     else:
         _number = labs.number(f"{error:.2g}" if error > 0.005 else f"{error:.1e}", _what, "fails")
         _why = rf"""
-        $\W{forgotten.value[-1]}$ expects the old basis and is handed $X\Th$. Now the product it makes is another one. The lemma
+        $\W{forgotten.value[-1]}$ expects the old basis and is handed $X\Th$. So it makes another product. The lemma
         needs all three matrices to undo the change.
         {"The maps still agree: they come from queries and keys alone." if forgotten.value == "W_V" else ""}
         """

@@ -7,14 +7,15 @@ X Theta + t. Whatever *reads* the stream undoes the change, whatever *writes* to
     read:   (X Theta + t) (Theta^-1 W) + (b - t Theta^-1 W)  =  X W + b
     write:  (Y W + b) Theta  =  Y (W Theta) + b Theta
 
-Lemma 3.1 is the first line for W_Q, W_K and W_V together: attention sees nothing of X but these three products.
+Lemma 3.1 is the first line for W_Q, W_K and W_V together: attention sees nothing of X but these three products. With
+Theta = W_Q and t = b_Q query matrix and query bias are gone: write them as identity and zero, do not compute them.
 `torch.nn.Linear` stores the transpose: W there is `weight.T`.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["basis", "gauge_query", "read", "read_bias", "write"]
+__all__ = ["basis", "read", "read_bias", "write"]
 
 
 def basis(kappa: float, n: int, seed: int = 0) -> np.ndarray:
@@ -59,15 +60,6 @@ def write(theta: ArrayLike, weight: ArrayLike) -> np.ndarray:
     if weight.shape[-1] != len(theta):
         raise ValueError(f"something of width {weight.shape[-1]} cannot write to a stream of width {len(theta)}")
     return weight @ theta
-
-
-def gauge_query(w_q: ArrayLike, w_k: ArrayLike, w_v: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(I, W_Q^-1 W_K, W_Q^-1 W_V): the corollary of lemma 3.1, Theta = W_Q. These read X W_Q instead of X.
-
-    The identity is written, not computed: nothing is multiplied by it later.
-    Raises ValueError when W_Q is not square (wide heads) or has no inverse.
-    """
-    return np.eye(len(_square(w_q))), read(w_q, w_k), read(w_q, w_v)
 
 
 def _square(theta: ArrayLike) -> np.ndarray:

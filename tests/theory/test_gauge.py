@@ -63,15 +63,6 @@ def test_what_writes_arrives_in_the_new_basis():
     np.testing.assert_allclose(y @ gauge.write(theta, w) + gauge.write(theta, b), (y @ w + b) @ theta, atol=1e-14)
 
 
-def test_the_query_matrix_becomes_the_identity():
-    rng = np.random.default_rng(2)
-    x, (w_q, w_k, w_v) = rng.standard_normal((5, 6)), rng.standard_normal((3, 6, 6))
-    eye, new_k, new_v = gauge.gauge_query(w_q, w_k, w_v)
-    assert (eye == np.eye(6)).all()
-    np.testing.assert_allclose((x @ w_q) @ new_k, x @ w_k, atol=1e-11)
-    np.testing.assert_allclose((x @ w_q) @ new_v, x @ w_v, atol=1e-11)
-
-
 @pytest.mark.parametrize(
     ("theta", "weight", "words"),
     [
