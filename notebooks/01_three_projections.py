@@ -680,12 +680,11 @@ def _(apart, symmetry):
 @app.cell(hide_code=True)
 def _():
     _rng = np.random.default_rng(0)
-    _drawn = [
-        [_rng.standard_normal(_w.shape) * _w.std(axis=(-2, -1), keepdims=True) for _w in (MODEL.W_Q, MODEL.W_K)]
-        for _ in range(3)
-    ]
-    trained_circuits = measure.symmetry(MODEL.W_Q @ MODEL.W_K.swapaxes(-1, -2))  # (layers, heads)
-    random_circuits = np.stack([measure.symmetry(_q @ _k.swapaxes(-1, -2)) for _q, _k in _drawn])
+    trained_circuits = measure.circuit_symmetry(MODEL.W_Q, MODEL.W_K)  # (layers, heads)
+    _spread = [w.std(axis=(-2, -1), keepdims=True) for w in (MODEL.W_Q, MODEL.W_K)]
+    random_circuits = np.stack(
+        [measure.circuit_symmetry(*(_rng.standard_normal(MODEL.W_Q.shape) * s for s in _spread)) for _ in range(3)]
+    )  # (3, layers, heads)
     _rows = [f"layer {_i + 1}" for _i in range(LAYERS)]
     mo.vstack(
         [

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["PRECISIONS", "condition", "relative_error", "round_to", "symmetry"]
+__all__ = ["PRECISIONS", "circuit_symmetry", "condition", "relative_error", "round_to", "symmetry"]
 
 PRECISIONS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7}  # distance from 1 to the next number
 
@@ -40,6 +40,20 @@ def symmetry(maps: ArrayLike) -> np.ndarray:
         raise ValueError(f"only a square map has a symmetry, this one has shape {maps.shape}")
     size = (maps * maps).sum((-2, -1))
     return np.where(size > 0, (maps * np.swapaxes(maps, -2, -1)).sum((-2, -1)) / np.where(size > 0, size, 1), 1.0)
+
+
+def circuit_symmetry(a: ArrayLike, b: ArrayLike) -> np.ndarray:
+    """`symmetry` of the circuits A B^T without forming them: a and b (..., d, d_h) -> (...).
+
+    sum(C * C^T) = tr(C C) = tr((B^T A)(B^T A)) and sum(C * C) = tr((A^T A)(B^T B)): products of d_h x d_h.
+    """
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if a.shape != b.shape:
+        raise ValueError(f"the two matrices of a circuit have one shape, these have {a.shape} and {b.shape}")
+    a_t, b_t = np.swapaxes(a, -1, -2), np.swapaxes(b, -1, -2)
+    mixed = b_t @ a
+    size = ((a_t @ a) * (b_t @ b)).sum((-2, -1))
+    return np.where(size > 0, (mixed * np.swapaxes(mixed, -1, -2)).sum((-2, -1)) / np.where(size > 0, size, 1), 1.0)
 
 
 def round_to(values: ArrayLike, precision: str) -> np.ndarray:
