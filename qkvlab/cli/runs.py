@@ -53,7 +53,9 @@ def list_command(out: Path | None, as_json: bool) -> None:
             loss = "" if run.val_loss is None else f"{run.val_loss:.4f}"
             steps = f"{len(run.records)} / {run.config.steps}"
             table.add_row(run.name, steps, loss, f"{run.seconds:.1f}", run.status)
-        Console().print(table)
+        console = Console()
+        console.width = console.width if console.is_terminal else 120  # a file has room
+        console.print(table)
     else:
         click.echo(f"No runs in {runs_dir(out)}. `qkvlab train text` makes some.")
     for problem in problems:

@@ -64,6 +64,7 @@ def command(
 
     Exit code 0 when every run is done, 1 when one is not, 2 when the request is wrong.
     """
+    import numpy as np
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -96,9 +97,9 @@ def command(
         for _, config in plan[: len(arms)]:  # what cannot be is said before anything is trained
             resolve_device(config.device, config.dtype)
             loaded = tasks.load(config.task, tokens=config.tokens, data=config.data, length=config.length)
+            loaded.batch(np.random.default_rng(0), 1, config.model.context)
             with torch.device("meta"):
                 build_model(config, loaded)
-            loaded.validation(config.model.context, 1)
         _check_writable(root)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
@@ -174,7 +175,9 @@ def _report(ended: list[dict[str, Any]], root: Path, planned: int, as_json: bool
         )
         return
     if arms:
-        Console().print(summary_table(arms))
+        console = Console()
+        console.width = console.width if console.is_terminal else 120  # a file has room
+        console.print(summary_table(arms))
     if any(arm.interval is not None for arm in arms):
         click.echo("difference: from the first arm, paired by seed, with its 95 % t-interval.")
     elif len(arms) > 1:
