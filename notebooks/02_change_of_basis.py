@@ -208,7 +208,7 @@ def _(W, X, attend, line, new_W, new_X, theta, which):
             "how far the input moved",
         ),
         (
-            r"$W'_Q = \Th^{-1}\WQ, \quad W'_K = \Th^{-1}\WK, \quad W'_V = \Th^{-1}\WV$",
+            r"${W'_Q = \Th^{-1}\WQ}$, &ensp; ${W'_K = \Th^{-1}\WK}$, &ensp; ${W'_V = \Th^{-1}\WV}$",
             "Let each matrix undo the change."
             + ("" if which.value == "random" else rf" Here $\Th = \W{_letter}$, so $W'_{_letter} = I$."),
             max(_e(new_W[n], W[n]) for n in W),
@@ -227,7 +227,7 @@ def _(W, X, attend, line, new_W, new_X, theta, which):
             "between new and old queries",
         ),
         (
-            r"$X'W'_K = X\WK, \quad X'W'_V = X\WV$",
+            r"${X'W'_K = X\WK}$, &ensp; ${X'W'_V = X\WV}$",
             "The same two lines with another letter.",
             max(_e(*_products["W_K"]), _e(*_products["W_V"])),
             "between new and old keys and values",
