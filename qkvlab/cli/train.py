@@ -83,9 +83,10 @@ def command(
     root = runs_dir(out)
     if data is not None:  # a path must be found again from any folder
         data = str(Path(data).resolve()) if Path(data).exists() else data
-    settings = {"task": "shakespeare" if task == "text" else task, "data": data} | {
-        name: value for name, value in settings.items() if value is not None
-    }
+    settings = {name: value for name, value in settings.items() if value is not None}
+    settings |= {"task": "shakespeare" if task == "text" else task, "data": data}
+    if task in tasks.LISTS + tasks.IMAGES:  # there every item sees every other
+        settings["causal"] = False
     plan = []  # one seed after the other, so that an interruption leaves all arms equally far
     try:
         if not (arms := list(dict.fromkeys(arm.strip() for arm in variants.split(",") if arm.strip()))):

@@ -73,6 +73,12 @@ def test_images_and_text(tmp_path, task):
     assert ("accuracy" in done.output) == (task == "digits")
 
 
+def test_the_two_dimensional_term_trains_where_nothing_is_causal(tmp_path):
+    assert train(tmp_path, "--variants", "tie-qk+pos2d,qkv", steps=2).exit_code == 0
+    refused = train(tmp_path, "--variants", "tie-qk+pos2d", task="text", steps=2)
+    assert refused.exit_code == 2 and "causal" in refused.output
+
+
 def test_a_text_of_your_own_by_a_relative_path(tmp_path, monkeypatch):
     (tmp_path / "mine.txt").write_text("all the world is a stage and all the men " * 100)
     monkeypatch.chdir(tmp_path)
