@@ -228,7 +228,8 @@ def command(
     folder = labs_dir()
     lab_files(folder)  # refuse before anything is copied
     labs = lab_files(editable_labs(folder) if edit else folder)
-    port = choose_port(host, port)
+    if port:
+        choose_port(host, port)  # say so now, not after the imports
 
     # Before numpy and torch are imported, and once: all sessions share the process. Models of these sizes train
     # fastest with one thread each, several times faster than with two on a busy machine.
@@ -238,11 +239,16 @@ def command(
         else:
             os.environ.setdefault(name, "1")
 
+    from marimo._cli.cli import main as marimo
+
+    _name_gallery_cards()
+    _steady_parsing()
+
+    port = choose_port(host, port)  # late, so that nobody takes it in the meantime
     token = None if password else secrets.token_urlsafe(16) if edit else None
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
     page = f"{url}?access_token={token}" if token else url
-
     terminal = sys.stdout
 
     def ready() -> None:
@@ -254,13 +260,12 @@ def command(
     local = url if is_loopback(host) else f"http://127.0.0.1:{port}" if host == "0.0.0.0" else url
     threading.Thread(target=_until_up, args=(local, ready), daemon=True).start()
 
-    from marimo._cli.cli import main as marimo
-
-    _name_gallery_cards()
-    _steady_parsing()
     args = list(_marimo_args(labs, edit, host, port, password, token))
     # marimo's own greeting speaks of editing; its --quiet cuts the shutdown short.
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
-        marimo(args, prog_name="marimo", standalone_mode=False)
+        try:
+            marimo(args, prog_name="marimo", standalone_mode=False)
+        except SystemExit as end:  # what the server raises when it cannot start, after saying why
+            raise click.ClickException(f"nothing is served on {host}:{port}; try again, or another --port") from end
     _end_trainings()
     click.echo("Stopped.")

@@ -1,0 +1,315 @@
+"""What a page of ours costs beside bare marimo. `python -m bench.page` prints one table; exit 1: a target is missed.
+
+All pages come from one warm server and are opened in turn by one Chromium, which draws in software. `bare` is a
+notebook with one slider and one Plotly figure, the score map of lab 01, and nothing of ours but the function that
+draws it. Both are given the head that keeps MathJax from being asked for.
+
+A first figure counts from the start of the navigation until its marks are in the document, a repaint from the key that
+moves the slider until other marks are there, both by the page's own clock. The training is two small GPTs of the
+`paper` recipe with both widgets; its page is open, then closed, while one run goes on.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.harness import ROOT, interleave, machine, median_ratio, table
+
+BARE = """
+import marimo
+
+app = marimo.App(width="medium", html_head_file="head.html")
+
+
+@app.cell
+def _():
+    import marimo as mo
+    import numpy as np
+
+    from qkvlab.show import figures
+    return figures, mo, np
+
+
+@app.cell
+def _(mo):
+    temperature = mo.ui.slider(0.1, 5.0, step=0.1, value=1.0, label="temperature", debounce=True)
+    temperature
+    return (temperature,)
+
+
+@app.cell
+def _(figures, mo, np, temperature):
+    _scores = np.random.default_rng(0).standard_normal((22, 22)) / temperature.value
+    _words = [f"word {i}" for i in range(22)]
+    mo.ui.plotly(figures.map_figure([("scores S", _scores)], _words, difference=True, unit="score", height=440))
+    return
+
+
+if __name__ == "__main__":
+    app.run()
+"""
+
+TRAINING = """
+import marimo
+
+app = marimo.App(width="medium", css_file="lab.css", html_head_file="head.html")
+
+
+@app.cell
+def _():
+    import json
+    import threading
+    import time
+    from pathlib import Path
+
+    import marimo as mo
+
+    from qkvlab.show.grid import AttentionGrid
+    from qkvlab.show.live import Live
+    from qkvlab.show.panel import TrainingPanel
+    from qkvlab.training.recipes import recipe
+    return AttentionGrid, Live, Path, TrainingPanel, json, mo, recipe, threading, time
+
+
+@app.cell
+def _(AttentionGrid, Live, Path, TrainingPanel, json, mo, recipe, threading, time):
+    panel, grid = TrainingPanel("bench"), AttentionGrid()
+    live = Live([recipe("paper", v, steps=100_000) for v in ("qkv", "identity-q")], panel, grid)
+    updates = [0]
+
+    def counting(method):
+        def call(*args, **kwargs):
+            updates[0] += 1
+            return method(*args, **kwargs)
+        return call
+
+    panel.tick, grid.show = counting(panel.tick), counting(grid.show)
+
+    def report():
+        file, stop = Path(FILE), Path(FILE + ".stop")
+        while not stop.exists():
+            state = live.step, live.train_seconds, live.listener_seconds, updates[0]
+            with file.open("a") as out:
+                out.write(json.dumps([time.time(), *state]) + chr(10))
+            time.sleep(0.1)
+        live.close()
+
+    live.command("play")
+    threading.Thread(target=report, daemon=True).start()
+    mo.vstack([panel, grid])
+    return
+
+
+if __name__ == "__main__":
+    app.run()
+"""
+
+# In the page: `found(only)` is a string of all that the Plotly figures (whose layout mentions `only`) have drawn, empty
+# as long as nothing is. Widgets count by their canvas. Looks into shadow roots, where marimo puts its components.
+SCRIPT = """
+window.found = (only) => {
+  const roots = [document], marks = [];
+  for (const root of roots)
+    for (const node of root.querySelectorAll('*')) {
+      if (node.shadowRoot) roots.push(node.shadowRoot);
+      if (node.matches('canvas') && !only && node.getBoundingClientRect().width > 50) marks.push('canvas');
+      if (!node.matches('.js-plotly-plot') || !node.layout) continue;
+      if (only && !JSON.stringify(node.layout).includes(only)) continue;
+      for (const mark of node.querySelectorAll('image, .cartesianlayer path'))
+        marks.push(mark.getAttribute('d') || mark.getAttribute('href') || mark.getAttribute('xlink:href'));
+    }
+  return marks.join(' ');
+};
+window.look = () => found('') ? (window.first = performance.now()) : requestAnimationFrame(look);
+requestAnimationFrame(look);
+addEventListener('keydown', () => {
+  const begin = performance.now(), only = window.only, before = found(only);
+  window.repaint = null;
+  const watch = () => {
+    const now = found(only);
+    if (now && now !== before) window.repaint = performance.now() - begin; else requestAnimationFrame(watch);
+  };
+  requestAnimationFrame(watch);
+}, true);
+"""
+
+
+def serve(folder: Path) -> tuple[subprocess.Popen, str]:
+    """A gallery of that folder in a process of its own, and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "bench.page", "serve", str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"QKVLAB_RUNS": str(folder / "runs")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    line = process.stdout.readline()
+    if "http" not in line:
+        raise RuntimeError(f"the server does not start: {line}")
+    return process, line.split()[-1]
+
+
+def size(payload: str | bytes) -> int:
+    return len(payload if isinstance(payload, bytes) else payload.encode())
+
+
+class Bench:
+    """One server and one browser; each method measures one thing once."""
+
+    def __init__(self, browser: Any, address: str, folder: Path):
+        self.context = browser.new_context(viewport={"width": 1280, "height": 900})
+        self.context.set_default_timeout(120_000)
+        self.context.add_init_script(SCRIPT)
+        self.address, self.folder = address, folder
+        self.runs = 0
+        self.open: dict[str, tuple[Any, list[int]]] = {}
+
+    def first(self, name: str) -> float:
+        """Seconds until the first figure of a page is drawn."""
+        page = self.context.new_page()
+        page.goto(f"{self.address}/?file={name}.py")
+        page.wait_for_function("window.first")
+        seconds = page.evaluate("window.first") / 1000
+        page.close()
+        return seconds
+
+    def repaint(self, name: str, moves: int = 5) -> tuple[float, float]:
+        """Median milliseconds from key to other marks in the score map, and bytes the server sent for a move."""
+        if name not in self.open:
+            page, frames = self.context.new_page(), []
+            page.on("websocket", lambda ws: ws.on("framereceived", lambda payload: frames.append(size(payload))))
+            page.goto(f"{self.address}/?file={name}.py")
+            page.wait_for_function("found('scores S')")
+            page.evaluate("window.only = 'scores S'")
+            page.wait_for_timeout(5000)
+            self.open[name] = page, frames
+        page, frames = self.open[name]
+        page.bring_to_front()
+        slider = page.locator("marimo-slider[data-label*='temperature'] [role=slider]").first
+        slider.focus()
+        taken, sent = [], []
+        for move in range(moves + 1):
+            before = sum(frames)
+            slider.press("ArrowRight")
+            page.wait_for_function("window.repaint")
+            page.wait_for_timeout(1500)  # what follows the figure in the lab
+            if move:  # the first move after another page was in front is not counted
+                taken.append(page.evaluate("window.repaint"))
+                sent.append(sum(frames) - before)
+        return statistics.median(taken), statistics.median(sent)
+
+    def training(self, seconds: float) -> dict[str, float]:
+        """Steps per second with the page open and then closed, the listeners' share, and bytes an update."""
+        self.runs += 1
+        file = self.folder / f"training-{self.runs}.jsonl"
+        (self.folder / "91_training.py").write_text(TRAINING.replace("FILE", repr(str(file))))
+        page, frames = self.context.new_page(), []
+        page.on("websocket", lambda ws: ws.on("framereceived", lambda payload: frames.append(size(payload))))
+        page.goto(f"{self.address}/?file=91_training.py")
+
+        def last() -> list[float]:
+            return json.loads(file.read_text().splitlines()[-1]) if file.exists() else [0] * 5
+
+        def phase() -> tuple[list[float], list[float], float]:
+            begin, sent = last(), sum(frames)
+            page.wait_for_timeout(1000 * seconds) if not page.is_closed() else time.sleep(seconds)
+            return begin, last(), sum(frames) - sent
+
+        while last()[1] < 10:
+            page.wait_for_timeout(200)
+        opened = phase()
+        page.close()
+        time.sleep(1)
+        closed = phase()
+        Path(f"{file}.stop").touch()
+        pace = [(b[1] - a[1]) / (b[0] - a[0]) for a, b, _ in (opened, closed)]
+        a, b, sent = opened
+        drawing, training = b[3] - a[3], b[2] - a[2]
+        return {
+            "open": pace[0],
+            "closed": pace[1],
+            "share": drawing / (drawing + training),
+            "updates": (b[4] - a[4]) / (b[0] - a[0]),
+            "bytes": sent / max(1, b[4] - a[4]),
+        }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.page", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=10, help="of training with the page open, and again closed")
+    options = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    from qkvlab.cli.doctor import find_chromium
+
+    labs = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.py"))
+    med = statistics.median
+    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
+        folder = Path(scratch) / "labs"
+        shutil.copytree(ROOT / "notebooks", folder, ignore=shutil.ignore_patterns("__*", "jupyter"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        (folder / "90_bare.py").write_text(BARE)
+        (folder / "91_training.py").write_text(TRAINING.replace("FILE", repr(str(folder / "unused"))))
+        server, address = serve(folder)
+        try:
+            browser = playwright.chromium.launch(
+                executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-quic"]
+            )
+            bench = Bench(browser, address, folder)
+            for name in ("90_bare", *labs):  # warm: imports on the server, scripts in the browser's store
+                bench.first(name)
+            firsts = interleave({n: lambda i, n=n: bench.first(n) for n in ("90_bare", *labs)}, options.rounds)
+            pair = ("90_bare", "01_three_projections")
+            moves = interleave({n: lambda i, n=n: bench.repaint(n) for n in pair}, options.rounds)
+            for page, _ in bench.open.values():
+                page.close()
+            runs = [bench.training(options.seconds) for _ in range(options.rounds)]
+            browser.close()
+        finally:
+            server.terminate()
+            server.wait(30)
+
+    bare = firsts.pop("90_bare")
+    rows = [["what, medians of rounds in turn", "ours", "bare", "difference or ratio", "target"]]
+    later = {}
+    for name, seconds in firsts.items():
+        later[name] = med(a - b for a, b in zip(seconds, bare, strict=True))
+        what = f"first figure of {name}, s"
+        rows.append([what, f"{med(seconds):.2f}", f"{med(bare):.2f}", f"{later[name]:+.2f}", "<= +1.00"])
+    theirs, ours = moves.values()
+    slower = median_ratio([ms for ms, _ in ours], [ms for ms, _ in theirs])
+    both = [f"{med(ms for ms, _ in side):.0f}" for side in (ours, theirs)]
+    rows.append(["repaint after a slider, ms", *both, f"{slower:.2f}", "<= 1.30"])
+    both = [f"{med(sent for _, sent in side) / 1000:.0f}" for side in (ours, theirs)]
+    rows.append(["kB a slider's move, all figures that follow", *both, "", ""])
+    share = med(run["share"] for run in runs)
+    rows += [
+        ["listeners' share of the training thread, %", f"{100 * share:.2f}", "", "", "<= 3.00"],
+        ["steps a second, page open (ours) and closed", *(f"{med(r[k] for r in runs):.2f}" for k in ("open", "closed")),
+         f"{median_ratio([r['open'] for r in runs], [r['closed'] for r in runs]):.2f}", ""],
+        ["updates a second while training", f"{med(r['updates'] for r in runs):.1f}", "", "", ""],
+        ["kB an update", f"{med(r['bytes'] for r in runs) / 1000:.1f}", "", "", ""],
+    ]  # fmt: skip
+    print(f"{machine()}\n{table(rows)}")
+    return 0 if max(later.values()) <= 1 and slower <= 1.3 and share <= 0.03 else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        from qkvlab.cli import serve as verb
+
+        folder_ = Path(sys.argv[2])
+        verb.labs_dir = lambda: folder_
+        verb.command(["--no-browser"])
+    else:
+        sys.exit(main())
