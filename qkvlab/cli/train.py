@@ -179,9 +179,10 @@ def _report(ended: list[dict[str, Any]], root: Path, planned: int, as_json: bool
         console = Console()
         console.width = console.width if console.is_terminal else 120  # a file has room
         console.print(summary_table(arms))
+        click.echo(f"loss: {arms[0].unit}, on the validation rows; mean ± standard deviation over seeds.")
     if any(arm.interval is not None for arm in arms):
-        click.echo("difference: from the first arm, paired by seed, with its 95 % t-interval.")
-    elif len(arms) > 1:
+        click.echo("difference: from the first arm, paired by seed; mean ± 95 % t-interval.")
+    elif 1 < planned == len(arms):
         click.echo("One seed shows no spread: ask for --seeds 3 before you believe a difference.")
     for run in ended:
         if run["status"] != "done":
@@ -213,6 +214,4 @@ def summary_table(arms: Sequence["Arm"]) -> "Table":
         if table.columns[4].header == "accuracy":
             cells.append(number(arm.accuracy, ".1%"))
         table.add_row(*cells, number(arm.parameters, ",d"), number(arm.seconds, ".1f"))
-    table.caption = f"loss: {arms[0].unit}, validation, mean ± standard deviation over seeds"
-    table.caption_justify = "left"
     return table
