@@ -5,7 +5,7 @@ app = marimo.App(
     width="medium",
     css_file="lab.css",
     html_head_file="head.html",
-    app_title="Train without queries",
+    app_title="08 Train without queries",
 )
 
 with app.setup(hide_code=True):
@@ -399,6 +399,8 @@ def _(decay, device, everywhere, heads, models, recipe_name, scale, seeds, size,
 def _(ARMS, SIZES, decay, device, everywhere, heads, models, recipe_name, scale, seeds, size, steps, width):
     configs, problem = [], ""
     try:
+        if None in (steps.value, seeds.value, width.value, heads.value):
+            raise ValueError("a number is missing")
         for _arm, _on in zip(ARMS, models.value.values(), strict=True):
             _slug, _own = parse_arm(_arm)
             _settings = {
@@ -501,7 +503,7 @@ def _(panel, panel_view, text):
     _live = panel.controller
     _columns = []
     if _live is not None and _live.status not in ("starting", "waiting", "running"):
-        with _live.lock:
+        with _live.hold():
             for _label, _trainer in _live.models():
                 _ids = torch.tensor([_trainer.task.encode(text)], device=_trainer.device)
                 _new = generate(_trainer.model, _ids, 200, temperature=0.8)[0, _ids.shape[1] :]
@@ -722,7 +724,7 @@ def _(cost_table, measure_here, panel, run):
         getattr(panel.controller, "status", "") == "running",
         mo.callout(mo.md("Pause the training first: it would be measured with it."), kind="warn"),
     )
-    here = experiments.cost(experiments.EXPERIMENTS[run.name], run.chosen, rounds=8, steps=3)
+    here = experiments.cost(experiments.EXPERIMENTS[run.name], run.chosen, rounds=8, steps=2)
     cost_table(here)
     return (here,)
 

@@ -21,8 +21,8 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from qkvlab.models.attention import Attention
 from qkvlab.models.variants import variant
 from qkvlab.show.grid import AttentionGrid, face
 from qkvlab.show.panel import TrainingPanel
+from qkvlab.theory.measure import circuit_symmetry
 from qkvlab.training.trainer import RunConfig, Trainer
 
 CURVES_SHARE, MAPS_SHARE = 0.009, 0.017  # of the training time: what drawing may cost the thread
@@ -146,20 +147,16 @@ def faces(configs: Sequence[RunConfig]) -> list[dict[str, str]]:
 def head_symmetry(model: torch.nn.Module) -> np.ndarray:
     """(L, H): how symmetric each head's W_Q^h W_K^hT is, 1 when the two are tied, about 0 when they are unrelated.
 
-    `theory.measure.symmetry` of the weights (the map itself cannot be symmetric under a causal mask), but through
-    d_h x d_h products: with A = q^T k, sum(A * A) = sum(q q^T * k k^T) and sum(A * A^T) = sum(q k^T * (q k^T)^T).
+    It is taken from the weights: under a causal mask the map itself cannot be symmetric.
     """
-    weight = lambda matrix, d: torch.eye(d) if matrix is None else matrix.weight.detach().float().cpu()
     rows = []
     for block in model.layers():  # type: ignore[operator]
         attention: Attention = block.attention
-        d, H = attention.W_O.weight.shape[1], attention.heads
-        k = weight(attention.W_K, d).view(attention.kv_heads, attention.d_h, d)
-        k = k.repeat_interleave(H // attention.kv_heads, 0)  # (H, d_h, d)
-        q = k if attention.variant.query == "key" else weight(attention.W_Q, d).view(H, attention.d_h, d)
-        qk, qq, kk = q @ k.mT, q @ q.mT, k @ k.mT  # (H, d_h, d_h)
-        size = (qq * kk).sum((-2, -1))
-        rows.append(torch.where(size > 0, (qk * qk.mT).sum((-2, -1)) / size.clamp_min(1e-30), 1.0).numpy())
+        d, H, G, d_h = attention.W_O.weight.shape[1], attention.heads, attention.kv_heads, attention.d_h
+        weight = lambda matrix, d=d: torch.eye(d) if matrix is None else matrix.weight.detach().float().cpu()
+        k = weight(attention.W_K).view(G, d_h, d).repeat_interleave(H // G, 0)  # (H, d_h, d)
+        q = k if attention.variant.query == "key" else weight(attention.W_Q).view(H, d_h, d)
+        rows.append(circuit_symmetry(q.mT.numpy(), k.mT.numpy()))
     return np.stack(rows)
 
 
@@ -172,7 +169,7 @@ class Live:
 
     Made while the panel's run is unfinished, it waits until that one is reset. `panel.controller` is the one in charge.
 
-    `lock` is held during a step: hold it to read the models. Status words are the keys of OFFERS.
+    `with live.hold():` keeps the models still while you read them. Status words are the keys of OFFERS.
     """
 
     def __init__(
@@ -191,7 +188,7 @@ class Live:
         self.panel, self.grid, self.probe = panel, grid, probe
         self.runs_dir = None if runs_dir is None else Path(runs_dir) / "pages"
         self.owner = threading.current_thread()
-        self.lock = threading.RLock()
+        self._step, self._turn = threading.RLock(), threading.RLock()
         self.listener_seconds = self.train_seconds = 0.0  # of the thread: drawing, and steps with their evaluation
         self.successor: Live | None = None  # made while this one is unfinished: takes over on reset
         self._set(configs)
@@ -232,7 +229,7 @@ class Live:
         if name not in OFFERS[self.status][1]:
             return
         if name == "pin":
-            with self.lock:
+            with self.hold():
                 if self.rows:
                     self.panel.say(self._array())
                 self.panel.pin()
@@ -285,14 +282,20 @@ class Live:
 
     def show_probe(self, text: str) -> None:
         """Show the maps for another text. Raises ValueError when the vocabulary lacks one of its characters."""
-        with self.lock:
+        with self.hold():
             if self.trainers:
                 self._probe_input(self.trainers[0][0], text)
             self.probe = text
             self._chosen()
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """No step is taken meanwhile. It waits for one step at most, because the next one queues behind, at `_turn`."""
+        with self._turn, self._step:
+            yield
+
     def models(self) -> list[tuple[str, Trainer]]:
-        """Label and first trainer of each model; empty before the first step. Hold `lock` to use them."""
+        """Label and first trainer of each model; empty before the first step. Use them under `hold()`."""
         return [(f["label"], group[0]) for f, group in zip(self.faces, self.trainers, strict=False)]
 
     def _again(self, configs: Sequence[RunConfig] | None = None) -> "Live":
@@ -406,7 +409,7 @@ class Live:
                 name = f"{a}-{config.model.variant}-s{config.seed}"
                 trainers.append(Trainer(config, folder and folder / name, task=task))
             made.append(trainers)
-        with self.lock:
+        with self.hold():
             self.trainers = made
             self._replay()
             self.panel.begin(
@@ -456,7 +459,9 @@ class Live:
     def _round(self) -> None:
         """One step of every model that is not ahead, then the widgets, if it is time."""
         start = time.perf_counter()
-        with self.lock:
+        with self._turn:
+            pass
+        with self._step:
             step = min(t.step for t in self._all() if t.status in ("ready", "running"))
             records = []
             for a, group in enumerate(self.trainers):
@@ -479,7 +484,7 @@ class Live:
 
     def _rest(self) -> None:
         """Save, say so, and wait for a button; look now and then whether the page is still there."""
-        with self.lock:
+        with self.hold():
             self._save()
             self._settle("saved" if self.status == "saved" else "paused", "")
         with self._wake:
@@ -494,7 +499,7 @@ class Live:
     def _verdict(self) -> tuple[str, str]:
         """How it ended, in a word and a sentence, out of the trainers' own words."""
         if self._gone():
-            with self.lock:
+            with self.hold():
                 self._save()
             return "stopped", ""
         groups = zip(self.faces, self.trainers, strict=True)
@@ -513,7 +518,7 @@ class Live:
     def _end(self, status: str, message: str) -> None:
         if not self.owner.is_alive() or self._want == "drop":
             return self._quit()
-        with self.lock:
+        with self.hold():
             if status in ("out of memory", "disk full", "error", "interrupted"):  # Try again takes up what is on disk
                 self._quit()
                 self.trainers = []
@@ -602,7 +607,7 @@ class Live:
         self.listener_seconds += self._curves.cost
 
     def _chosen(self) -> None:
-        with self.lock:
+        with self.hold():
             if self.trainers:
                 self._draw_maps(keep=self.status != "running")
 

@@ -2,7 +2,7 @@
 // New points come as float32 bytes in "tick" messages; everything a fresh view needs is in the traits.
 
 const WORDS = {
-  ready: "Ready", starting: "Starting", waiting: "Waiting", running: "Training", paused: "Paused", stopped: "Stopped",
+  empty: "Nothing to train yet", ready: "Ready", starting: "Starting", waiting: "Waiting", running: "Training", paused: "Paused", stopped: "Stopped",
   done: "Done", saved: "Saved run", diverged: "Diverged", "out of memory": "Out of memory", "disk full": "Disk full",
   interrupted: "Interrupted", error: "Not possible",
 };

@@ -40,7 +40,7 @@ class TrainingPanel(anywidget.AnyWidget):
     unit = traitlets.Unicode("nats").tag(sync=True)
     seeds = traitlets.Int(1).tag(sync=True)
     epoch = traitlets.Int(0).tag(sync=True)  # goes up when the curves are to be drawn afresh
-    status = traitlets.Unicode("ready").tag(sync=True)
+    status = traitlets.Unicode("empty").tag(sync=True)
     message = traitlets.Unicode("").tag(sync=True)
     finding = traitlets.Unicode("").tag(sync=True)  # the text alternative of the curves
     can = traitlets.List(traitlets.Unicode()).tag(sync=True)  # the commands that make sense now
