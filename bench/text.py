@@ -155,7 +155,7 @@ def main() -> int:
     parser.add_argument("--peer", required=True, type=Path, metavar="DIR", help="a checkout of nanoGPT")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=2000, help="of the peer's recipe")
-    parser.add_argument("--fast", default="{}", metavar="JSON", help="settings of `fast` to try")
+    parser.add_argument("--fast", default='{"steps": 190}', metavar="JSON", help="settings of `fast`")
     options = parser.parse_args()
     peer = options.peer.resolve()
     if not (peer / "train.py").is_file():
@@ -165,10 +165,10 @@ def main() -> int:
     me = "bench.text"
     steps = interleave(
         {
-            "peer, 200 iterations": lambda i: worker(me, "peer", peer, 200, i),
-            "ours, 200 iterations": lambda i: worker(me, "same", 200, i),
+            "peer, 120 iterations": lambda i: worker(me, "peer", peer, 120, i),
+            "ours, 120 iterations": lambda i: worker(me, "same", 120, i),
         },
-        2 * options.seeds,
+        options.seeds + 2,
     )
     runs = interleave(
         {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qkvlab.training.trainer import RunConfig
 
 MATRICES = frozenset(("W_Q", "W_K", "W_V", "W_O", "W_1", "W_2"))
-MOMENTUM = 0.95
+MOMENTUM = 0.9  # for runs of a few hundred steps; 0.95 forgets too slowly
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: x -> a x + b x^3 + c x^5 on every singular value
 STEPS = 3
 

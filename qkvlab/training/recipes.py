@@ -28,14 +28,15 @@ PAPER_RUN: dict[str, Any] = {
 FAST_MODEL: dict[str, Any] = {
     "layers": 4, "heads": 4, "width": 128, "context": 64, "mlp": 4.0, "activation": "relu2",
     "norm": "rms", "norm_gain": False, "norm_embedding": True, "rope_base": 1000.0,
-    "qk_norm": True, "softcap": 15.0, "tied": False, "bias": False, "dropout": 0.0, "init": "uniform",
+    "qk_norm": True, "logit_scale": 1.5, "softcap": 15.0, "tied": False, "bias": False, "dropout": 0.0,
+    "init": "uniform",
 }  # fmt: skip
 FAST_RUN: dict[str, Any] = {
-    "optimiser": "muon", "steps": 400, "batch": 16, "lr": 0.02, "lr_matrix": 0.04, "betas": (0.8, 0.95),
+    "optimiser": "muon", "steps": 400, "batch": 16, "lr": 0.03, "lr_matrix": 0.04, "betas": (0.8, 0.95),
     "weight_decay": 0.0, "schedule": "linear-tail", "decay_fraction": 0.9, "min_lr_ratio": 0.0, "clip": 0.0,
 }  # fmt: skip
 RECIPES = {"paper": (PAPER_MODEL, PAPER_RUN), "fast": (FAST_MODEL, FAST_RUN)}
-WARMUP = {"paper": 100, "fast": 20}
+WARMUP = {"paper": 100, "fast": 0}
 
 _MODEL_FIELDS = {f.name for f in fields(ModelConfig)}
 _RUN_FIELDS = {f.name for f in fields(RunConfig)} - {"model"}
