@@ -76,7 +76,7 @@ EXPERIMENTS = {
             tuning_seed=0,
             tuning_steps=500,
             lrs=(2e-3, 4e-3),
-            scales=(1.0, 2.0, 4.0),
+            scales=(0.5, 1.0, 2.0, 4.0),  # paper A halves it: the lab shows what that does at this width
             weights=("qkv", "identity-q"),
             band=0.03,
         ),
