@@ -437,8 +437,9 @@ def _(W_K, W_O, W_Q, W_V, X, d_h, head, layer, log_kappa, place, words):
     map_gap = float(np.abs(_map_new - _map).max())
     output_gap = measure.relative_error(_out_new, _out)
     _bound = 100 * _kappa * EPS  # rounding, magnified by two solves with a matrix of that condition
-    holds = map_gap < _bound and output_gap < _bound
+    holds = bool(map_gap < _bound and output_gap < _bound)
     _verdict = ("exact", "exact up to rounding") if holds else ("fails", "")
+    _words = lambda gap: f"{gap:.1e}" if gap < 1e-3 else f"{gap:.2f}"
     _why = {
         "inside": r"""
         The matrices changed, the head did not. What is left is rounding: it grows with the condition number, because $M$ squeezes
@@ -457,8 +458,8 @@ def _(W_K, W_O, W_Q, W_V, X, d_h, head, layer, log_kappa, place, words):
         [
             mo.Html(
                 '<div class="numbers">'
-                + labs.number(f"{map_gap:.1e}", "largest difference of the attention map", *_verdict)
-                + labs.number(f"{output_gap:.1e}", "difference of the output, relative to its largest entry", *_verdict)
+                + labs.number(_words(map_gap), "largest difference of the attention map", *_verdict)
+                + labs.number(_words(output_gap), "difference of the output, relative to its largest entry", *_verdict)
                 + "</div>"
             ),
             figures.show(figures.map_figure([("before", _map), ("after", _map_new)], words, limits=(0, 1))),
@@ -495,18 +496,23 @@ def _():
     return (small,)
 
 
-@app.cell
+@app.cell(hide_code=True)
 def _(guess, small):
     mo.stop(guess.value is None, mo.md("*Make your prediction first, near the top. A wrong guess costs nothing.*"))
     d, n = 12, small.value
+    return d, n
+
+
+@app.cell
+def _(d, n):
     _q, _k = np.random.default_rng(0).standard_normal((2, d, n))
-    _nudge_q = np.einsum("ia,jb->ijab", np.eye(d), _k)  # how (W_Q W_K^T)_ij moves with the entry (a, b) of W_Q
-    _nudge_k = np.einsum("ja,ib->ijab", np.eye(d), _q)  # and of W_K
-    jacobian = np.hstack([_nudge_q.reshape(d * d, -1), _nudge_k.reshape(d * d, -1)])  # (d², 2·d·d_h)
-    singular = np.linalg.svd(jacobian.T @ jacobian, compute_uv=False)  # squares of the singular values
+    _nudge_q = np.einsum("ia,jb->ijab", np.eye(d), _k)  # d (W_Q W_K^T)_ij / d (W_Q)_ab
+    _nudge_k = np.einsum("ja,ib->ijab", np.eye(d), _q)  # d (W_Q W_K^T)_ij / d (W_K)_ab
+    jacobian = np.hstack([_nudge_q.reshape(d * d, -1), _nudge_k.reshape(d * d, -1)])
+    singular = np.linalg.svd(jacobian.T @ jacobian, compute_uv=False)  # squared
     dead = int((singular < 1e-12 * singular[0]).sum())
     mo.show_code()
-    return d, dead, n, singular
+    return dead, singular
 
 
 @app.cell(hide_code=True)
@@ -860,7 +866,7 @@ def _(freedom, guess):
             exercises.compare(
                 guess,
                 next(_k for _k, _v in freedom.items() if _v == "d_h²"),
-                "Any invertible M of d_h × d_h can stand between the two matrices, and nothing else can.",
+                r"Any invertible $d_h \times d_h$ matrix $M$ can stand between the two, and nothing else can.",
             ),
         ]
     )
