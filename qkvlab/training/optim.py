@@ -24,7 +24,8 @@ STEPS = 3
 def orthogonalise(stack: Tensor, steps: int = STEPS) -> Tensor:
     """Newton-Schulz on a stack (N, rows, columns), rows <= columns: U S V^T becomes U S' V^T, S' near 1.
 
-    Singular values far below the Frobenius norm need more steps to get there: 5 bring 1 % of it above 0.5, 3 bring 8 %.
+    S' is within 0.68 and 1.21 for singular values from 2 % of the Frobenius norm up after 3 steps, from 0.2 % up
+    after 5; smaller ones grow by 3.4 a step.
     Each step multiplies X by a polynomial in X X^T, so for a wide X it is cheaper to iterate on the small Gram matrix
     alone and multiply once at the end.
     """
