@@ -37,6 +37,12 @@ def wide(table):
     return mo.Html(f'<div class="scroll-x">{labs.prose(table).text}</div>')
 
 
+@app.function(hide_code=True)
+def legend(name):
+    """A model's name as a Plotly legend sets it."""
+    return name.replace("W_Q", "W<sub>Q</sub>")
+
+
 @app.cell(hide_code=True)
 def _():
     labs.outline("train_without_queries")
@@ -221,9 +227,8 @@ def _(d_check, with_q, without_q):
         for _slug, _mlp in _rows:
             _model = GPT(ModelConfig(variant=_slug, layers=4, width=_d, heads=4, mlp=_mlp, context=64), 78)
             _without, _all = count_parameters(_model), count_parameters(_model, embeddings=True)
-            _name = f"{badge.badge_svg(_slug, 16)} {labs.matrices(variant(_slug).label)}" + (
-                f", MLP ×{_mlp:g}" if _mlp != 4 else ""
-            )
+            _note = f", MLP ×{_mlp:g}" if _mlp != 4 else ""
+            _name = f'<span class="badge-label">{badge.badge_svg(_slug, 16)} {labs.matrices(variant(_slug).label)}{_note}</span>'
             _lines.append(f"| {_name} | {_without:,} | {8 * _all / 1e6:.2f} MB |")
     mo.vstack(
         [
@@ -427,8 +432,8 @@ def _(ARMS, SIZES, decay, device, everywhere, heads, models, recipe_name, scale,
 @app.cell(hide_code=True)
 def _(problem, recipe_name):
     _hint = (
-        "Under `fast`, QK-norm gives queries and keys the same spread whatever $W_Q$ does, so the question of the logit scale "
-        "hardly shows. Use `paper` to see it."
+        "Under `fast`, QK-norm gives every query and key the same length, with $W_Q$ or without. Both start with equal logits, so "
+        "`fast` hides what this lab asks about. Use `paper` to see it."
     )
     mo.vstack(
         [
@@ -509,9 +514,10 @@ def _(panel, panel_view, text):
                 _new = generate(_trainer.model, _ids, 200, temperature=0.8)[0, _ids.shape[1] :]
                 _columns.append((_label, _trainer.step, _trainer.task.decode(_new.tolist())))
     mo.Html(
-        '<div class="continued">'
+        '<div class="continued" style="display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,17rem),1fr));gap:1rem">'
         + "".join(
-            f"<figure><figcaption>{escape(label)}, after {step} steps</figcaption><pre><b>{escape(text)}</b>{escape(more)}</pre></figure>"
+            f"<figure><figcaption>{labs.matrices(label)}, after {step} steps</figcaption>"
+            f'<pre style="white-space:pre-wrap;font-size:0.85rem;line-height:1.5"><b>{escape(text)}</b>{escape(more)}</pre></figure>'
             for label, step, more in _columns
         )
         + "</div>"
@@ -539,7 +545,10 @@ def _(NAMES, run):
         figures.loss_figure(
             [
                 figures.Curve(
-                    NAMES[_arm], *run.curve(_arm), slug=_arm.partition(":")[0], dash="dot" if ":" in _arm else "solid"
+                    legend(NAMES[_arm]),
+                    *run.curve(_arm),
+                    slug=_arm.partition(":")[0],
+                    dash="dot" if ":" in _arm else "solid",
                 )
                 for _arm in run.arms
             ],
@@ -565,12 +574,15 @@ def _(NAMES, run):
     _lines = []
     for _arm, _row in table.items():
         _slug, _tuned = _arm.partition(":")[0], run.chosen[_arm]
-        _gap = "reference" if _row.difference is None else f"{_row.difference:+.4f} ± {_row.interval or 0:.4f}"
+        _gap = (
+            "reference" if _row.difference is None else f"{_row.difference:+.4f}\u00a0±\u00a0{_row.interval or 0:.4f}"
+        )
         _theirs = PAPER[_arm] - PAPER["qkv"]
         _rest = NAMES[_arm].removeprefix(variant(_slug).label)
         _lines.append(
-            f"| {badge.badge_svg(_slug, 16)} {labs.matrices(variant(_slug).label)}{_rest} | {PAPER[_arm]:.3f} | "
-            f"{'reference' if not _theirs else f'{_theirs:+.3f}'} | {_row.parameters:,} | {_row.mean:.4f} ± {_row.spread or 0:.4f} | {_gap} | "
+            f'| <span class="badge-label">{badge.badge_svg(_slug, 16)} {labs.matrices(variant(_slug).label)}{_rest}</span> | '
+            f"{PAPER[_arm]:.3f} | "
+            f"{'reference' if not _theirs else f'{_theirs:+.3f}'} | {_row.parameters:,} | {_row.mean:.4f}\u00a0±\u00a0{_row.spread or 0:.4f} | {_gap} | "
             f"{_tuned['logit_scale']:g} | {_tuned['lr']:g} |"
         )
     mo.vstack(
@@ -619,7 +631,7 @@ def _(NAMES, PAPER, run, table):
     _fig.add_vline(x=0, line={"color": "#888888", "width": 1})
     _fig.update_yaxes(
         tickvals=list(range(len(_others))),
-        ticktext=[NAMES[a].replace("W_Q", "W<sub>Q</sub>") for a in _others],
+        ticktext=[legend(NAMES[a]) for a in _others],
         range=[-0.5, len(_others) - 0.4],
     )
     _fig.update_xaxes(title="loss minus that of Q, K, V (right: worse), nats")
@@ -642,7 +654,7 @@ def _(NAMES, run):
         for arm in _arms
     }
     _fig = figures.loss_figure(
-        [figures.Curve(NAMES[_a], *zip(*_points, strict=True), slug=_a) for _a, _points in ladders.items()],
+        [figures.Curve(legend(NAMES[_a]), *zip(*_points, strict=True), slug=_a) for _a, _points in ladders.items()],
         x_title="logit scale, times 1/√d_h",
         y_title="validation loss, nats per character",
         log_x=True,
@@ -662,21 +674,24 @@ def _(NAMES, run):
 def _(ladders, run, table):
     _losses = dict(ladders["identity-q"])
     _best = min(_losses, key=_losses.get)
-    _gap, _cost = table["identity-q"], _losses[min(_losses, key=lambda s: abs(s - 0.5))] - _losses[_best]
+    _low = min(_losses)
+    _from = "paper A's ½" if _low == 0.5 else f"scale {_low:g}"
+    _gap, _cost = table["identity-q"], _losses[_low] - _losses[_best]
     _big, _small = table["identity-q:mlp=4.5"], table["qkv:mlp=3.5"]
-    _sign = lambda row: (
-        "no difference that these seeds can show" if abs(row.difference) <= (row.interval or 9) else "a difference"
+    _sure = lambda row: abs(row.difference) > (row.interval or 9)
+    _word = lambda row: (
+        "not to be told from Q, K, V by these seeds" if not _sure(row) else "worse" if row.difference > 0 else "better"
     )
     labs.prose(rf"""
     **The honest reading.**
 
-    - At this width the scale of the logits moves the loss more than the matrix does. For $\WQ = I$, going from paper A's ½ to the best scale here
+    - At this width the scale of the logits moves the loss more than the matrix does. For $\WQ = I$, going from {_from} to the best scale here
       ({_best:g}) gains **{_cost:.3f}** nats; the whole gap to Q, K, V, both tuned, is **{_gap.difference:+.3f} ± {_gap.interval or 0:.3f}**. Half is right for $d = 768$ and $\sigma = 0.02$, not for
       $d = {run.config("qkv").model.width}$.
-    - At equal width $\WQ = I$ does not quietly match: {_sign(_gap)} of {_gap.difference:+.3f} nats, where paper A has +0.002 with one seed. A smaller model has
-      smaller heads, so each head asks with fewer fixed coordinates (point 2 of the claim).
-    - At equal parameters: the larger MLP instead of $\WQ$ gives {_big.difference:+.3f} ± {_big.interval or 0:.3f} ({_sign(_big)}; paper A −0.012). Compare that with the smaller MLP beside
-      $\WQ$: {_small.difference:+.3f} ± {_small.interval or 0:.3f} (paper A +0.010).
+    - At equal width $\WQ = I$ is {_word(_gap)}: {_gap.difference:+.3f} ± {_gap.interval or 0:.3f} nats. Paper A has +0.002, from one seed, in a model whose heads are
+      {64 // (run.config("qkv").model.width // run.config("qkv").model.heads)} times as wide: there each head asks with more coordinates (point 2 of the claim).
+    - At equal parameters: $\WQ = I$ with the larger MLP is {_word(_big)}, {_big.difference:+.3f} ± {_big.interval or 0:.3f} (paper A −0.012). Q, K, V with the smaller MLP, as small as
+      $\WQ = I$, is {_word(_small)}, {_small.difference:+.3f} ± {_small.interval or 0:.3f} (paper A +0.010).
     - Paper A's differences are 0.1 to 0.4 % of the loss, from one seed each, a sixth of the way down the cosine, with scale *and* weight decay changed
       together. An independent re-tuning of the sequel found effects of the learning rate alone of 0.03 to 0.08 nats.
 
@@ -690,7 +705,8 @@ def _(NAMES, run):
     def cost_table(cost):
         base = cost["qkv"]
         lines = [
-            f"| {labs.matrices(NAMES[arm])} | {c['step_ms']:.1f} ms | {100 * (c['step_ms'] / base['step_ms'] - 1):+.1f} % | "
+            f'| <span class="badge-label">{labs.matrices(NAMES[arm])}</span> | '
+            f"{c['step_ms']:.1f} ms | {100 * (c['step_ms'] / base['step_ms'] - 1):+.1f} % | "
             f"{c['optimiser_bytes'] / 1e6:.2f} MB | {100 * (c['optimiser_bytes'] / base['optimiser_bytes'] - 1):+.1f} % |"
             for arm, c in cost.items()
         ]
@@ -749,8 +765,8 @@ def _(run, table):
     **The control: Q, K, V against itself.** Two of its own seeds differ by up to **{_null:.4f}** nats, with nothing changed at all. An unpaired comparison of single runs
     cannot see anything smaller. Paired by seed, with the same batches and equal initial values, the interval for $\WQ = I$ is ± {table["identity-q"].interval or 0:.4f}.
 
-    **A control to run yourself.** Choose the recipe `fast` above and train $\WQ = I$ at scales ½ and 2. QK-norm makes every query equally long, so what decided most under `paper`
-    decides little here.
+    **A control to run yourself.** Choose the recipe `fast` above. QK-norm makes every query equally long, with $\WQ$ or without, so point 3 of the claim no longer holds: both models start
+    with equal logits. Train both at scale 1. Is the gap smaller than under `paper`? Then move the scale. It is now a temperature, and for both alike.
     """),
         ],
         gap=0,
@@ -826,7 +842,7 @@ def _(GUESSES, guess, table):
     exercises.compare(
         guess,
         GUESSES[0 if _gap > 0.1 else 1 if _gap > 0.01 else 2 if _gap >= -0.01 else 3],
-        f"Tuned on its own, the model without W_Q ends {_gap:+.3f} nats from the one with it. With paper A's scale of ½ it would have been further away.",
+        f"Tuned on its own, the model without W<sub>Q</sub> ends {_gap:+.3f} nats from the one with it. Its logit scale had to be found first.",
     )
     return
 

@@ -8,7 +8,7 @@ const ramp = (stops, t) => {
   return stops[i].map((v, c) => Math.round(v + (stops[i + 1][c] - v) * f));
 };
 const WEIGHTS = Array.from({ length: 256 }, (_, i) => ramp(CIVIDIS.map(rgb), i / 255));
-const signed = (dark) => Array.from({ length: 256 }, (_, i) => ramp([rgb("#0072B2"), dark ? [38, 40, 44] : [244, 244, 244], rgb("#D55E00")], i / 255));
+const signed = (dark) => Array.from({ length: 256 }, (_, i) => ramp([rgb("#0072B2"), dark ? [62, 66, 72] : [230, 231, 233], rgb("#D55E00")], i / 255));
 const SCALES = [0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1]; // steps, so that the colours do not flicker while a model learns
 
 const make = (tag, attributes = {}, ...children) => {
@@ -77,7 +77,7 @@ function render({ model, el }) {
     const T = frame.T, small = new OffscreenCanvas(T, T), image = small.getContext("2d").createImageData(T, T);
     const table = m < 0 ? signed(dark.matches) : WEIGHTS, top = m < 0 ? frame.spread : frame.scale;
     for (let i = 0, p = 0; i < T; i++) for (let j = 0; j < T; j++, p += 4) {
-      if (frame.causal && j > i) { image.data[p] = image.data[p + 1] = image.data[p + 2] = 128; image.data[p + 3] = 26; continue; }
+      if (frame.causal && j > i) continue; // masked: the page shows through
       const v = value(m, hd, i, j), t = m < 0 ? (v / top + 1) / 2 : v / top;
       const c = table[Math.max(0, Math.min(255, Math.round(t * 255)))];
       image.data[p] = c[0]; image.data[p + 1] = c[1]; image.data[p + 2] = c[2]; image.data[p + 3] = 255;
@@ -91,9 +91,9 @@ function render({ model, el }) {
       const gap = 6, L0 = 20, T0 = 18, foot = 15, side = Math.floor((width - L0 - gap * (H - 1)) / H);
       return { side, height: T0 + L * (side + foot) + 2, spots: Array.from({ length: L * H }, (_, i) => ({ head: [Math.floor(i / H), i % H], x: L0 + (i % H) * (side + gap), y: T0 + Math.floor(i / H) * (side + foot) })) };
     }
-    const longest = Math.max(...frame.tokens.map((t) => visible(t).length));
-    const room = Math.min(92, 14 + 7 * longest), side = Math.min(width - room, 560);
-    return { side, height: side + room, room, spots: [{ head, x: room, y: room }] };
+    const longest = Math.max(...frame.tokens.map((t) => visible(t).length)), short = longest < 3;
+    const room = 18 + (short ? 16 : Math.min(76, 7 * longest)), side = Math.min(width - room, 560);
+    return { side, height: side + room, room, short, spots: [{ head, x: room, y: room }] };
   };
   const draw = () => {
     waiting = 0;
@@ -165,7 +165,9 @@ function render({ model, el }) {
         if (i % every) return;
         c.globalAlpha = cell && (cell[0] === i || cell[1] === i) ? 1 : 0.75;
         c.textAlign = "right"; c.fillText(visible(token), plan.room - 4, plan.room + (i + 0.5) * step);
-        c.save(); c.translate(plan.room + (i + 0.5) * step, plan.room - 4); c.rotate(-Math.PI / 2); c.textAlign = "left"; c.fillText(visible(token), 0, 0); c.restore();
+        c.save(); c.translate(plan.room + (i + 0.5) * step, plan.room - (plan.short ? 8 : 4));
+        if (!plan.short) c.rotate(-Math.PI / 2);
+        c.textAlign = plan.short ? "center" : "left"; c.fillText(visible(token), 0, 0); c.restore();
       });
       c.textAlign = "left"; c.globalAlpha = 0.6; c.fillText("key →", plan.room, 7); c.save(); c.translate(7, plan.room); c.rotate(-Math.PI / 2); c.textAlign = "right"; c.fillText("← query", 0, 0); c.restore();
       if (cell) { c.globalAlpha = 1; c.lineWidth = 2; c.strokeStyle = "#fff"; c.strokeRect(plan.room + cell[1] * step, plan.room + cell[0] * step, step, step); c.strokeStyle = "#000"; c.lineWidth = 1; c.strokeRect(plan.room + cell[1] * step - 1.5, plan.room + cell[0] * step - 1.5, step + 3, step + 3); }

@@ -90,6 +90,16 @@ function render({ model, el }) {
     make("table", {}, make("caption", { class: "hidden" }, "Loss of each model"), make("thead", {}, head), body), finding);
   el.replaceChildren(root);
 
+  const pixel = make("canvas", { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+  const isDark = () => { // whether the page's ink is light; it may be given in any colour space, so it is painted and read
+    pixel.fillStyle = getComputedStyle(root).color; pixel.fillRect(0, 0, 1, 1);
+    return pixel.getImageData(0, 0, 1, 1).data[1] > 128;
+  };
+  let dark = false;
+  const shown = (colour) => { // the variants' colours are made for white: lift the dark ones where the page is dark
+    const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)), light = 0.3 * r + 0.6 * g + 0.1 * b;
+    return dark && light < 120 ? `rgb(${[r, g, b].map((v) => Math.round(v + (255 - v) * 0.35))})` : colour;
+  };
   const swatch = (arm, old) => {
     const mark = make("canvas", { class: "swatch", width: "56", height: "20", style: "width:28px;height:10px", "aria-hidden": "true" });
     const c = mark.getContext("2d");
@@ -97,7 +107,7 @@ function render({ model, el }) {
     return mark;
   };
   const stroke = (c, arm, alpha, width) => {
-    c.globalAlpha = alpha; c.strokeStyle = c.fillStyle = arm.colour; c.lineWidth = width; c.lineJoin = "round"; c.setLineDash(DASH[arm.dash] ?? []);
+    c.globalAlpha = alpha; c.strokeStyle = c.fillStyle = shown(arm.colour); c.lineWidth = width; c.lineJoin = "round"; c.setLineDash(DASH[arm.dash] ?? []);
   };
   const name = (arm, old, suffix = "") => {
     const cell = make("span", { class: "name" }, swatch(arm, old));
@@ -157,6 +167,7 @@ function render({ model, el }) {
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio); canvas.height = Math.round(height * ratio);
     }
+    if (dark !== isDark()) { dark = !dark; legend(); }
     const c = canvas.getContext("2d"), ink = getComputedStyle(root).color, arms = model.get("arms"), pinned = model.get("pinned");
     c.setTransform(ratio, 0, 0, ratio, 0, 0); c.clearRect(0, 0, width, height);
     c.font = `12px ${getComputedStyle(root).fontFamily}`;
@@ -194,9 +205,9 @@ function render({ model, el }) {
     const line = (arm, steps, mean, lo, hi, alpha, thickness) => {
       if (model.get("seeds") > 1 || lo.some((v, i) => v !== mean[i])) {
         stroke(c, arm, alpha * 0.18, 0); c.beginPath();
-        const shown = steps.map((_, i) => i).filter((i) => Number.isFinite(lo[i] ?? NaN));
-        shown.forEach((i, n) => c[n ? "lineTo" : "moveTo"](x(steps[i]), y(hi[i])));
-        for (const i of shown.reverse()) c.lineTo(x(steps[i]), y(lo[i]));
+        const seen = steps.map((_, i) => i).filter((i) => Number.isFinite(lo[i] ?? NaN));
+        seen.forEach((i, n) => c[n ? "lineTo" : "moveTo"](x(steps[i]), y(hi[i])));
+        for (const i of seen.reverse()) c.lineTo(x(steps[i]), y(lo[i]));
         c.fill();
       }
       stroke(c, arm, alpha, thickness); c.beginPath();
@@ -213,7 +224,7 @@ function render({ model, el }) {
       stroke(c, arm, alpha, 1.5); c.setLineDash([]);
       for (const [s, mean, lo, hi] of points) {
         if (hi > lo) { c.beginPath(); c.moveTo(x(s), y(lo)); c.lineTo(x(s), y(hi)); c.stroke(); }
-        c.beginPath(); c.arc(x(s), y(mean), radius, 0, 7); c.fill();
+        c.beginPath(); c.arc(x(s), y(mean), radius, 0, 7); c[arm.dash === "solid" ? "fill" : "stroke"](); // a ring where the line is broken
       }
     };
     for (const run of pinned) for (const arm of run.arms) { line(arm, ...arm.curve, 0.45, 1.2); dots(arm, arm.validation, 0.45, 2); }

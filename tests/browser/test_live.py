@@ -103,6 +103,6 @@ def test_settings_that_cannot_be_and_a_link_that_hides(open_page):
     page = open_page("/?file=08_train_without_queries.py&width=30&heads=4&hide=steps,scale&recipe=fast")
     expect(page.get_by_text("Nothing is lost")).to_be_visible()
     expect(page.get_by_text("width=30")).to_be_visible()
-    expect(page.get_by_text("QK-norm gives queries and keys")).to_be_visible()
+    expect(page.get_by_text("hides what this lab asks")).to_be_visible()
     expect(page.get_by_text("seeds", exact=True)).to_be_visible()
     expect(page.get_by_text("steps", exact=True)).to_have_count(0)
