@@ -2,6 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn as nn
@@ -16,6 +19,28 @@ _ALLOWED = {
     "positions": ("learned", "rope", "none"),
     "init": ("normal", "uniform"),
 }
+
+
+_LARGEST = {"layers": 1000, "heads": 2**16, "width": 2**22, "context": 2**24, "pos2d_channels": 2**16}
+
+
+_WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a word", type(None): "None"}
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def check_types(config: Any) -> None:
+    """Raises ValueError for a field of a dataclass whose value is not of its annotated type."""
+    for name, hint in _hints(config.__class__).items():  # type: ignore[arg-type]
+        value, kinds = getattr(config, name), get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        kinds = tuple(str if (k := get_origin(kind) or kind) is Literal else k for kind in kinds)
+        whole = float in kinds and isinstance(value, int)
+        if not (isinstance(value, kinds) or whole) or (isinstance(value, bool) and bool not in kinds):
+            allowed = " or ".join(_WORDS.get(kind, kind.__name__) for kind in kinds)
+            raise ValueError(f"{name}={value!r}: allowed is {allowed}")
 
 
 @dataclass(frozen=True)
@@ -52,17 +77,18 @@ class ModelConfig:
     pos2d_channels: int = POS2D_CHANNELS  # m of the 2-D positional term
 
     def __post_init__(self) -> None:
+        check_types(self)
         for field, allowed in _ALLOWED.items():
             if getattr(self, field) not in allowed:
                 raise ValueError(f"{field}={getattr(self, field)!r}: allowed are {', '.join(allowed)}")
-        for field in ("layers", "heads", "width", "context"):
-            if not isinstance(getattr(self, field), int) or getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)!r}: allowed is a whole number from 1 on")
+        for field, most in _LARGEST.items():
+            if not 1 <= getattr(self, field) <= most:
+                raise ValueError(f"{field}={getattr(self, field)!r}: allowed is a whole number from 1 to {most}")
         for field in ("mlp", "rope_base", "init_std"):
             if getattr(self, field) is not None and not 0 < getattr(self, field) < math.inf:
                 raise ValueError(f"{field}={getattr(self, field)!r}: allowed is a number above 0")
-        if self.hidden < 1:
-            raise ValueError(f"mlp={self.mlp!r} leaves no hidden unit at width={self.width}")
+        if not 0.5 < self.mlp * self.width < 2**26:
+            raise ValueError(f"mlp={self.mlp!r}: at width={self.width} it leaves no hidden unit, or {2**26} or more")
         if not 0 <= self.softcap < math.inf:
             raise ValueError(f"softcap={self.softcap!r}: allowed is 0 (off) or a number above 0")
         if not math.isfinite(self.logit_scale):

@@ -54,8 +54,8 @@ class ListTask:
     def __init__(self, name: str, length: int = 16):
         if name not in RULES:
             raise ValueError(f"list task {name!r} is unknown; there are: {', '.join(RULES)}")
-        if length < 1:
-            raise ValueError(f"length={length}: a list has at least 1 digit")
+        if not 1 <= length <= 1024:
+            raise ValueError(f"length={length}: allowed is a list of 1 to 1024 digits")
         if name == "swap" and length % 2:
             raise ValueError(
                 f"length={length}: swap exchanges two halves and needs an even length, such as {length + 1}"

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from qkvlab import __version__, tasks
+from qkvlab.models.config import check_types
 from qkvlab.models.transformer import GPT, Encoder, ModelConfig, ViT, count_parameters
 from qkvlab.tasks import Task
 from qkvlab.training import checkpoint as disk
@@ -77,17 +78,17 @@ class RunConfig:
             if not ok:
                 raise ValueError(f"{name}={getattr(self, name)!r}: allowed is {allowed}")
 
+        check_types(self)
         for name in ("steps", "batch", "length", "eval_every", "eval_rows"):
-            value = getattr(self, name)
-            check(name, isinstance(value, int) and value >= 1, "a whole number from 1")
+            check(name, 1 <= getattr(self, name) < 2**31, "a whole number from 1 to below 2^31")
         for name in ("seed", "warmup"):
-            value = getattr(self, name)
-            check(name, isinstance(value, int) and value >= 0, "a whole number from 0")
+            check(name, getattr(self, name) >= 0, "a whole number from 0")
         for name in ("lr", "lr_matrix"):
             check(name, 0 < getattr(self, name) < math.inf, "a number above 0")
         for name in ("weight_decay", "clip"):
             check(name, 0 <= getattr(self, name) < math.inf, "a number from 0")
-        check("betas", len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two numbers from 0 to below 1")
+        pair = len(self.betas) == 2 and all(isinstance(b, float | int) and 0 <= b < 1 for b in self.betas)
+        check("betas", pair, "two numbers from 0 to below 1")
         check("decay_fraction", 0 < self.decay_fraction <= 1, "a number above 0, up to 1")
         check("min_lr_ratio", 0 <= self.min_lr_ratio <= 1, "a number from 0 to 1")
         check("patch", self.patch is None or self.patch >= 1, "a whole number from 1, or None")
@@ -108,7 +109,7 @@ class RunConfig:
         """Raises ValueError, also for a field that this version does not know."""
         try:
             return cls(**(values | {"model": ModelConfig(**values["model"]), "betas": tuple(values["betas"])}))
-        except TypeError as error:
+        except (TypeError, KeyError) as error:
             raise ValueError(f"not the settings of a run of this version: {error}") from None
 
     def settings(self) -> dict[str, Any]:
@@ -132,9 +133,9 @@ def resolve_device(name: str, dtype: str = "float32") -> torch.device:
     """`auto`: CUDA if there is one, else MPS, else the CPU. Raises ValueError where that, or the dtype, cannot be."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     here = [*[f"cuda:{i}" for i in range(cuda)], *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
-    device = torch.device(here[0].partition(":")[0] if name == "auto" else name)
     if name != "auto" and name not in here and not (name == "cuda" and cuda):
         raise ValueError(f"device={name!r}: torch {torch.__version__} sees on this machine only {', '.join(here)}")
+    device = torch.device(here[0].partition(":")[0] if name == "auto" else name)
     if dtype == "bfloat16" and device.type != "cuda":
         raise ValueError(f"dtype='bfloat16' needs a CUDA device and this run is on {device}: use dtype='float32'")
     return device
