@@ -143,7 +143,7 @@ def map_figure(
                 "hoverongaps": False,
             }
         )
-        plain = AXIS | {"showgrid": False, "zeroline": False, "constrain": "domain"}
+        plain = AXIS | {"showgrid": False, "zeroline": False, "constrain": "domain", "automargin": False}
         across = {"domain": [left, left + width], "anchor": f"y{n}", "tickangle": -90} | _ticks(keys)
         down = {"domain": [top - depth, top], "anchor": f"x{n}", "autorange": "reversed", "constraintoward": "top"}
         down |= _ticks(None if i % columns else queries) | ({"scaleanchor": f"x{n}"} if square else {})
@@ -152,9 +152,10 @@ def map_figure(
         place = {"x": left + width / 2, "y": top, "xref": "paper", "yref": "paper", "xanchor": "center"}
         titles.append({"text": text, "showarrow": False, "yanchor": "bottom", "font": {"size": 13}} | place)
     words = "; ".join(_map_words(name, a, labels, n) for (name, _), a, n in zip(maps, arrays, numbers, strict=True))
-    layout = _layout(height or 60 + 340 * lines, alt or words + ".") | {"margin": {"l": 8, "r": 8, "b": 8, "t": 36}}
-    if symmetry:
-        layout["margin"]["t"] = 52
+    layout = _layout(height or 60 + 340 * lines, alt or words + ".")
+    # Margins from the longest label: Plotly's own way is to draw every label several times and measure it.
+    left = 8 + 6 * max(map(len, rows or (labels if labels and len(arrays[0]) == len(labels) else None) or [""]))
+    layout["margin"] = {"l": left, "r": 52, "t": 52 if symmetry else 36, "b": 12 + 6 * max(map(len, labels or [""]))}
     if all(a.shape[0] == a.shape[1] for a in arrays) and lines == 1:  # squares: lower on a phone, not wider than high
         layout["meta"] |= {"narrow": 70 + 16 * symmetry + 300 // columns, "widest": 540 * columns}
     return go.Figure(traces, layout | axes | {"annotations": titles})
