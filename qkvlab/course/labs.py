@@ -72,219 +72,98 @@ class Lab:
         return f"{self.number:02d}_{self.slug}"
 
 
+# fmt: off
 LABS: tuple[Lab, ...] = (
-    Lab(
-        0,
-        "start_here",
-        "start",
-        "Start here",
+    Lab(0, "start_here", "start", "Start here",
         "What is this course about, and what can my machine do?",
-        "One question runs through all labs: which of the query, key and value projections does attention need?",
-        5,
-        "nothing yet",
-        written=True,
-    ),
-    Lab(
-        1,
-        "three_projections",
-        "algebra",
-        "Three projections",
+        "One question runs through all labs: which of the query, key and value projections does attention "
+        "need?", 5, "nothing yet", written=True),
+    Lab(1, "three_projections", "algebra", "Three projections",
         "Are query, key and value three degrees of freedom?",
-        "A head sees W_Q and W_K only through W_Q W_Kᵀ, and W_V and W_O only through W_V W_O: "
-        "two circuits, not three freedoms.",
-        30,
-        "matrix products, the softmax",
-        (
+        "A head sees W_Q and W_K only through W_Q W_Kᵀ, and W_V and W_O only through W_V W_O: two "
+        "circuits, not three freedoms.",
+        30, "matrix products, the softmax", (
             "compute one attention head by hand, from the input to the mixed values",
             "say which entries of the four matrices a head cannot see, and count them",
             "tell a symmetric score map from a symmetric attention map",
             "read an attention map, and say what it does not show",
-        ),
-        written=True,
-    ),
-    Lab(
-        2,
-        "change_of_basis",
-        "algebra",
-        "A change of basis",
+        ), written=True),
+    Lab(2, "change_of_basis", "algebra", "A change of basis",
         "How can a matrix disappear and nothing change?",
-        "Write the input in another basis and undo it in W_Q, W_K and W_V: attention computes the same function, "
-        "and one of the three matrices can be the identity.",
-        30,
-        "lab 01, inverse of a matrix",
-        (
+        "Write the input in another basis and undo it in W_Q, W_K and W_V: attention computes the same "
+        "function, and one of the three matrices can be the identity.",
+        30, "lab 01, inverse of a matrix", (
             "prove the reparametrisation lemma in three lines",
             "remove W_Q, W_K or W_V from a head without changing its output",
             "predict how many digits a basis with a given condition number costs",
             "say what the lemma leaves open",
-        ),
-        written=True,
-    ),
-    Lab(
-        3,
-        "gauge_freedom",
-        "algebra",
-        "Gauge freedom",
+        ), written=True),
+    Lab(3, "gauge_freedom", "algebra", "Gauge freedom",
         "How much of a head is invisible, whatever surrounds it?",
-        "Without RoPE, a d_h × d_h block of every head's W_Q and of its W_V can be the identity, "
-        "with any norms and skips.",
-        25,
-        "lab 02",
-    ),
-    Lab(
-        4,
-        "one_layer_for_free",
-        "algebra",
-        "One layer for free",
+        "Without RoPE, a d_h × d_h block of every head's W_Q and of its W_V can be the identity, with any "
+        "norms and skips.", 25, "lab 02"),
+    Lab(4, "one_layer_for_free", "algebra", "One layer for free",
         "Can a whole network lose one query matrix?",
-        "Without normalisation and with an untied read-out, one layer's W_Q can be the identity; "
-        "with both skips, only one.",
-        25,
-        "lab 02",
-    ),
-    Lab(
-        5,
-        "every_layer",
-        "algebra",
-        "Every layer",
+        "Without normalisation and with an untied read-out, one layer's W_Q can be the identity; with both "
+        "skips, only one.", 25, "lab 02"),
+    Lab(5, "every_layer", "algebra", "Every layer",
         "Can every layer lose its query matrix?",
-        "Without normalisation and with a skip around attention only, every layer's W_Q can be the identity at once.",
-        25,
-        "lab 04",
-    ),
-    Lab(
-        6,
-        "normalisation",
-        "algebra",
-        "Normalisation",
+        "Without normalisation and with a skip around attention only, every layer's W_Q can be the "
+        "identity at once.", 25, "lab 04"),
+    Lab(6, "normalisation", "algebra", "Normalisation",
         "Which changes of basis survive a norm?",
         "RMSNorm lets only orthogonal changes of basis through, so in a standard GPT W_Q = I is a restriction.",
-        25,
-        "lab 05, orthogonal matrices",
-    ),
-    Lab(
-        7,
-        "swallow_the_skip",
-        "algebra",
-        "Swallow the skip",
+        25, "lab 05, orthogonal matrices"),
+    Lab(7, "swallow_the_skip", "algebra", "Swallow the skip",
         "Can an MLP imitate its own skip connection?",
-        "A ReLU MLP of the same width absorbs its skip exactly when some of its units multiply to minus the identity: "
-        "almost never.",
-        25,
-        "lab 05",
-    ),
-    Lab(
-        8,
-        "train_without_queries",
-        "training",
-        "Train without queries",
+        "A ReLU MLP of the same width absorbs its skip exactly when some of its units multiply to minus "
+        "the identity: almost never.", 25, "lab 05"),
+    Lab(8, "train_without_queries", "training", "Train without queries",
         "Does a real model miss its query matrix?",
-        "A small GPT trains without W_Q; how close it comes depends on the scale of its logits "
-        "more than on anything else.",
-        40,
-        "lab 02; having trained a network once helps",
-        (
+        "A small GPT trains without W_Q; how close it comes depends on the scale of its logits more than "
+        "on anything else.",
+        40, "lab 02; having trained a network once helps", (
             "train a GPT with and without W_Q on the same batches, and compare them fairly",
             "say what a quarter of the attention parameters buys when it is spent elsewhere",
             "explain why the logit scale must change when W_Q goes",
             "tell a difference from seed noise",
-        ),
-        written=True,
-    ),
-    Lab(
-        9,
-        "weight_decay",
-        "training",
-        "Weight decay",
+        ), written=True),
+    Lab(9, "weight_decay", "training", "Weight decay",
         "Does a model without W_Q want less weight decay?",
-        "The best weight decay belongs to a schedule and a learning rate: change those, and the comparison changes.",
-        30,
-        "lab 08",
-    ),
-    Lab(
-        10,
-        "nonlinear_queries",
-        "training",
-        "Nonlinear queries",
+        "The best weight decay belongs to a schedule and a learning rate: change those, and the comparison "
+        "changes.", 30, "lab 08"),
+    Lab(10, "nonlinear_queries", "training", "Nonlinear queries",
         "If a linear query is redundant, is a nonlinear one useful?",
-        "A query X + N(X) is no change of basis: it adds functions, and has to earn its parameters "
-        "against a tuned baseline.",
-        30,
-        "lab 08",
-    ),
-    Lab(
-        11,
-        "tied_projections",
-        "sharing",
-        "Tied projections",
+        "A query X + N(X) is no change of basis: it adds functions, and has to earn its parameters against "
+        "a tuned baseline.", 30, "lab 08"),
+    Lab(11, "tied_projections", "sharing", "Tied projections",
         "Which two projections may be one?",
-        "K = V halves the cache and keeps the scores free; Q = K saves no cache and makes the scores symmetric.",
-        35,
-        "lab 01",
-    ),
-    Lab(
-        12,
-        "breaking_symmetry",
-        "sharing",
-        "Breaking the symmetry",
+        "K = V halves the cache and keeps the scores free; Q = K saves no cache and makes the scores "
+        "symmetric.", 35, "lab 01"),
+    Lab(12, "breaking_symmetry", "sharing", "Breaking the symmetry",
         "What does a 2-D positional term add to symmetric scores?",
-        "After the softmax a separable 2-D positional term is a temperature and one bias per key.",
-        30,
-        "lab 11",
-    ),
-    Lab(
-        13,
-        "vision",
-        "sharing",
-        "Vision",
+        "After the softmax a separable 2-D positional term is a temperature and one bias per key.", 30, "lab 11"),
+    Lab(13, "vision", "sharing", "Vision",
         "Do images need three projections?",
-        "On small images, variants with one, two and three projections end within about a hundredth of each other.",
-        30,
-        "lab 11",
-    ),
-    Lab(
-        14,
-        "kv_cache",
-        "sharing",
-        "The cache",
+        "On small images, variants with one, two and three projections end within about a hundredth of "
+        "each other.", 30, "lab 11"),
+    Lab(14, "kv_cache", "sharing", "The cache",
         "What does a token cost to remember?",
-        "Per token and layer a cache holds two numbers for each key coordinate, one when K = V; "
-        "sharing heads divides it again.",
-        25,
-        "lab 11",
-    ),
-    Lab(
-        15,
-        "keys_as_values",
-        "sharing",
-        "Keys as values",
+        "Per token and layer a cache holds two numbers for each key coordinate, one when K = V; sharing "
+        "heads divides it again.", 25, "lab 11"),
+    Lab(15, "keys_as_values", "sharing", "Keys as values",
         "When can keys serve as values without loss?",
-        "A head can use its keys as values exactly when W_K and W_V read the same subspace; "
-        "their cosine does not tell.",
-        25,
-        "labs 03 and 11",
-    ),
-    Lab(
-        16,
-        "linear_attention",
-        "sharing",
-        "Linear attention",
+        "A head can use its keys as values exactly when W_K and W_V read the same subspace; their cosine "
+        "does not tell.", 25, "labs 03 and 11"),
+    Lab(16, "linear_attention", "sharing", "Linear attention",
         "What is left of attention without the softmax?",
-        "Kernelised attention is a recurrence; with Q = K = V one signal drives it, writes its state and reads it.",
-        30,
-        "lab 11",
-    ),
-    Lab(
-        17,
-        "playground",
-        "play",
-        "Playground",
+        "Kernelised attention is a recurrence; with Q = K = V one signal drives it, writes its state and "
+        "reads it.", 30, "lab 11"),
+    Lab(17, "playground", "play", "Playground",
         "What happens if I turn every dial?",
-        "Every variant, task and dial of the course on one page, with the run exported as code.",
-        20,
-        "any lab",
-    ),
+        "Every variant, task and dial of the course on one page, with the run exported as code.", 20, "any lab"),
 )
+# fmt: on
 
 # One sentence each, for the first use of a term in a lab.
 GLOSSARY = {
