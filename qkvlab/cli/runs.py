@@ -53,7 +53,7 @@ def list_command(out: Path | None, as_json: bool) -> None:
             loss = "" if run.val_loss is None else f"{run.val_loss:.4f}"
             steps = f"{len(run.records)} / {run.config.steps}"
             table.add_row(run.name, steps, loss, f"{run.seconds:.1f}", run.status)
-        console = Console()
+        console = Console(markup=False)
         console.width = console.width if console.is_terminal else 120  # a file has room
         console.print(table)
     else:
@@ -129,12 +129,13 @@ def overlay(names: tuple[str, ...], html: Path | None, open_it: bool, out: Path 
 @json_option
 def delete(names: tuple[str, ...], yes: bool, out: Path | None, as_json: bool) -> None:
     """Delete runs: their checkpoints and records."""
-    from qkvlab.training.runs import delete_run, runs_dir
+    from qkvlab.training.runs import RunError, delete_run, runs_dir
 
     folders: dict[Path, str] = {}  # and what to say about each
+    there = {config.parent.name: config.parent for config in runs_dir(out).glob("*/config.json")}
     for name in names:
-        if (runs_dir(out) / name / "config.json").is_file():  # by its full name a damaged run can go too
-            folders[runs_dir(out) / name] = ""
+        if name in there:  # by its full name a damaged run can go too
+            folders[there[name]] = ""
         else:
             folders |= {run.folder: f"  {len(run.records)} steps, {run.status}" for run in _named((name,), out)}
     if not yes:
@@ -146,8 +147,8 @@ def delete(names: tuple[str, ...], yes: bool, out: Path | None, as_json: bool) -
     for folder in folders:
         try:
             delete_run(folder)
-        except OSError as error:
-            raise click.ClickException(f"{folder} could not be deleted ({error.strerror or error})") from None
+        except (OSError, RunError) as error:
+            raise click.ClickException(f"{folder} could not be deleted: {error}") from None
     gone = [folder.name for folder in folders]
     click.echo(json.dumps(gone) if as_json else f"Deleted: {', '.join(gone)}")
 

@@ -7,6 +7,7 @@ status.json              how the run ended, written when it did
 """
 
 import json
+import math
 import os
 import tempfile
 import time
@@ -79,19 +80,21 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Raises RunError when the file is not JSON."""
+    """Raises RunError when the file cannot be read or is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({error}): delete the folder {path.parent} to start that run anew") from None
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a run's config.json, as JSON. Raises RunError when there are none."""
+def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings in a run's config.json, and what made it, as JSON. Raises RunError when they are not there."""
     values = read_json(path)
-    if not isinstance(values, dict) or not isinstance(values.get("config"), dict) or "model" not in values["config"]:
+    config, made = (values.get("config"), values.get("made", {})) if isinstance(values, dict) else (None, None)
+    right = isinstance(config, dict) and "model" in config and isinstance(made, dict)
+    if not right or not isinstance(made.get("parameters", 0), int):
         raise RunError(f"{path} is not the config.json of a run: choose another folder")
-    return values["config"]
+    return config, made
 
 
 def record_line(record: Record) -> bytes:
@@ -101,16 +104,22 @@ def record_line(record: Record) -> bytes:
 def read_records(path: Path) -> list[Record]:
     """The records of steps 1, 2, ...; empty without a file. A last line cut short is left out.
 
-    Raises RunError when any other line is not a record, or a step is missing.
+    Raises RunError when the file cannot be read, any other line is not a record, or a step is missing.
     """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from None
     records: list[Record] = []
     for number, line in enumerate(lines[:-1], start=1):  # the last piece is empty, or a line without its end
         try:
             record = Record(**json.loads(line))
-        except (ValueError, TypeError):
+            for name, value in vars(record).items():
+                if (value is not None or not name.startswith("val_")) and not math.isfinite(value):
+                    raise ValueError(name)
+        except (ValueError, TypeError, OverflowError, RecursionError):
             if number == len(lines) - 1:
                 break
             raise RunError(f"{path}, line {number}, is not a record: delete {path.parent} to start anew") from None
@@ -120,9 +129,9 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
+def _checksum(tensors: dict[str, Tensor], about: str) -> str:
     """safetensors notices a file cut short but not a flipped bit; this does."""
-    crc = 0
+    crc = zlib.crc32(about.encode())
     for name in sorted(tensors):
         crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), crc))
     return f"{crc:08x}"
@@ -131,8 +140,8 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
     """`tensors` from any device; `about` is any JSON and travels in the file's metadata."""
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    metadata = {"about": json.dumps(about), "crc32": _checksum(tensors)}
-    write_atomic(path, safetensors.torch.save(tensors, metadata))
+    text = json.dumps(about)
+    write_atomic(path, safetensors.torch.save(tensors, {"about": text, "crc32": _checksum(tensors, text)}))
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -142,9 +151,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         about = json.loads(metadata["about"])
-        if metadata["crc32"] != _checksum(tensors):
+        if metadata["crc32"] != _checksum(tensors, metadata["about"]):
             raise ValueError("its checksum is another")
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
         raise RunError(
             f"{path} is damaged ({error}). Nothing was changed: delete that file to train from the start, "
             "or choose another folder"

@@ -4,6 +4,7 @@
 settings lead to the same folder: asking for a run again takes it up, or finds it done.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -78,32 +79,33 @@ def load_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not (folder / disk.CONFIG).is_file():
         raise RunError(f"{folder} holds no run ({disk.CONFIG} is not there)")
+    values, made = disk.read_config(folder / disk.CONFIG)
     try:
-        config = RunConfig.from_dict(disk.read_config(folder / disk.CONFIG))
-    except RunError:
-        raise
-    except (ValueError, KeyError) as error:
+        config = RunConfig.from_dict(values)
+    except ValueError as error:
         raise RunError(f"{folder / disk.CONFIG}: {error}") from None
     records = disk.read_records(folder / disk.RECORDS)
     status, message = "unfinished", f"Unfinished at step {len(records)} of {config.steps}."
-    if (folder / disk.STATUS).exists():
-        end = disk.read_json(folder / disk.STATUS)
-        status, message = end.get("status", status), end.get("message", message)
-    elif len(records) == config.steps:
+    if len(records) == config.steps:
         status, message = "done", f"Done: {config.steps} steps."
-    return Run(folder, config, records, status, message, disk.read_json(folder / disk.CONFIG).get("made", {}))
+    with contextlib.suppress(RunError, LookupError, TypeError):  # a note on the end: without it the run is still whole
+        end = disk.read_json(folder / disk.STATUS)
+        status, message = str(end["status"]), str(end["message"])
+    return Run(folder, config, records, status, message, made)
 
 
 def list_runs(root: str | Path | None = None, problems: list[str] | None = None) -> list[Run]:
     """The runs in a folder (default: `runs_dir()`), oldest first. Damaged ones are left out and named in `problems`."""
     runs = []
-    for config in sorted(runs_dir(root).glob(f"*/{disk.CONFIG}"), key=lambda p: (p.stat().st_mtime, p)):
+    for config in runs_dir(root).glob(f"*/{disk.CONFIG}"):
         try:
-            runs.append(load_run(config.parent))
-        except RunError as error:
+            runs.append((config.stat().st_mtime, config, load_run(config.parent)))
+        except FileNotFoundError:  # deleted at this moment
+            pass
+        except (RunError, OSError) as error:
             if problems is not None:
                 problems.append(str(error))
-    return runs
+    return [run for *_, run in sorted(runs, key=lambda r: r[:2])]
 
 
 def delete_run(folder: str | Path) -> None:
@@ -111,6 +113,8 @@ def delete_run(folder: str | Path) -> None:
     folder = Path(folder)
     if not (folder / disk.CONFIG).is_file():
         raise RunError(f"{folder} holds no run ({disk.CONFIG} is not there): nothing was deleted")
+    if not (folder / disk.RECORDS).exists():  # other programs have a config.json too
+        disk.read_config(folder / disk.CONFIG)
     for path in [
         *folder.glob(".*.tmp"),
         *(folder / n for n in (disk.CHECKPOINT, disk.RECORDS, disk.STATUS, disk.CONFIG)),

@@ -412,7 +412,7 @@ class Trainer(Iterator[Record]):
                 raise RunError(f"cannot write {config_path}: {error.strerror or error}") from None
             return
         try:
-            theirs, ours = RunConfig.from_dict(disk.read_config(config_path)).settings(), self.config.settings()
+            theirs, ours = RunConfig.from_dict(disk.read_config(config_path)[0]).settings(), self.config.settings()
         except ValueError as error:
             raise RunError(f"{config_path}: {error}. Choose another folder") from None
         if differ := [name for name in ours if ours[name] != theirs[name]]:

@@ -101,6 +101,28 @@ def test_a_damaged_run_can_be_deleted_by_name_and_is_named_in_the_list(copy):
     assert runs("delete", damaged.name, "--yes", out=copy).exit_code == 0 and not damaged.exists()
 
 
+def test_only_runs_of_the_folder_are_deleted(copy):
+    run, model = next(copy.glob("sort-*")), copy / "a-model"
+    for folder in (copy / "inner", model):
+        folder.mkdir()
+    for name in (f"../{run.name}", f"../inner/../{run.name}", str(run), ".", ".."):
+        assert runs("delete", name, "--yes", out=copy / "inner").exit_code == 2
+    (model / "config.json").write_text('{"architectures": []}')  # another program's
+    done = runs("delete", "a-model", "--yes", out=copy)
+    assert done.exit_code == 1 and "not the config.json of a run" in done.stderr
+    assert len(list_runs(copy)) == 5 and (model / "config.json").exists()
+
+
+@pytest.mark.parametrize("how", ["[]", "{", '{"status": "[/b]", "message": 7}'])
+def test_how_a_run_ended_may_be_damaged(copy, how):
+    damaged = next(copy.glob("sort-*"))
+    (damaged / "status.json").write_text(how)
+    assert damaged.name in runs("list", out=copy).stdout and runs("show", damaged.name, out=copy).exit_code == 0
+    small = "--width 16 --layers 1 --heads 2 --batch 4 --length 6 --steps 6 --eval-every 2 --device cpu".split()  # noqa: SIM905
+    again = CliRunner().invoke(main, ["train", "sort", "--variants", "qkv", *small, "--out", str(copy)])
+    assert again.exception is None or isinstance(again.exception, SystemExit), again.exception
+
+
 @pytest.mark.parametrize("verb", ["show", "overlay", "delete"])
 def test_a_name_that_is_not_there_is_refused(trained, verb):
     done = runs(verb, "nothing-*", out=trained)

@@ -139,7 +139,7 @@ def test_runs_are_listed_loaded_and_deleted(tiny, tmp_path):
     assert (tmp_path / "c").exists() and (tmp_path / "a" / "notes.txt").exists()
 
 
-@pytest.mark.parametrize("name", ["config.json", "records.jsonl", "status.json"])
+@pytest.mark.parametrize("name", ["config.json", "records.jsonl"])
 def test_a_damaged_run_is_named_and_the_others_are_listed(tiny, tmp_path, name):
     for folder in ("a", "b"):
         list(Trainer(tiny(), tmp_path / folder))

@@ -563,16 +563,37 @@ def test_any_flipped_bit_of_a_checkpoint_is_noticed(tiny, half, place):
     refuses(tiny(), half, str(path), "damaged")
 
 
+def test_a_changed_step_of_a_checkpoint_is_noticed(tiny, half):
+    path = half / "checkpoint.safetensors"
+    data = path.read_bytes()
+    assert b'\\"step\\": 3' in data
+    path.write_bytes(data.replace(b'\\"step\\": 3', b'\\"step\\": 2'))
+    refuses(tiny(), half, str(path), "damaged")
+
+
 def test_damaged_records_and_configs_are_refused_by_name(tiny, half):
     records, config = half / "records.jsonl", half / "config.json"
     good = records.read_text()
     assert good.count("\n") == 3
-    for bad in (good.replace('"loss"', '"lass"', 1), good.split("\n", 1)[1], "", "{}\n" + good):
+    first = json.loads(good.split("\n")[0])["loss"]
+    wrong = [
+        good.replace(f'"loss": {first}', f'"loss": {v}', 1) for v in ("NaN", '"x"', "null", "[1]", "1" + "0" * 400)
+    ]
+    assert good not in wrong
+    for bad in (good.replace('"loss"', '"lass"', 1), good.split("\n", 1)[1], "", "{}\n" + good, *wrong):
         records.write_text(bad)
         refuses(tiny(), half, str(records))
     records.write_text(good + '{"step": 4, "lo')  # cut short: no record, no harm
     assert len(Trainer(tiny(), half).records) == 3
-    for bad in ("{", "[]", '{"config": {"model": {}, "colour": 1, "betas": []}}'):
+    deep, made = "[" * 200_000, config.read_text().replace('"made": {', '"made": null, "was": {')
+    for bad in (
+        "{",
+        "[]",
+        '{"config": {"model": {}, "colour": 1, "betas": []}}',
+        '{"config": {"model": {}}}',
+        deep,
+        made,
+    ):
         config.write_text(bad)
         refuses(tiny(), half, str(config))
     config.unlink()
