@@ -31,8 +31,8 @@ def face(slug: str, label: str | None = None, colour: str | None = None, dash: s
 class AttentionGrid(anywidget.AnyWidget):
     """Maps of `models[left]` and, unless it is -1, `models[right]`. The reader chooses; `on_choose` is told."""
 
-    _esm = HERE / "grid.js"
-    _css = HERE / "widgets.css"
+    _esm = (HERE / "grid.js").read_text(encoding="utf-8")  # as text: for a Path anywidget keeps every widget for ever
+    _css = (HERE / "widgets.css").read_text(encoding="utf-8")
 
     models: Any = traitlets.List().tag(sync=True)  # faces
     left = traitlets.Int(0).tag(sync=True)

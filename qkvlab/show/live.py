@@ -96,8 +96,15 @@ class Slots:
 
 
 SLOTS = Slots(int(os.environ.get("QKVLAB_TRAININGS") or max(2, min(8, (os.cpu_count() or 2) // 2))))
-_current: "weakref.WeakKeyDictionary[threading.Thread, Live]" = weakref.WeakKeyDictionary()  # owner -> its run
-_lock = threading.Lock()  # of _current
+_started: "weakref.WeakSet[Live]" = (
+    weakref.WeakSet()
+)  # every run of this process that is still held; each has its owner
+_lock = threading.Lock()  # of _started
+
+
+def _runs() -> list["Live"]:
+    with _lock:
+        return list(_started)
 
 
 class _Feed:
@@ -241,7 +248,8 @@ class Live:
         elif name == "play":
             self._go("run")
         elif name == "step":
-            self._singles += 1
+            with self._wake:
+                self._singles += 1
             self._go("pause")
         elif name == "pause":
             self._go("pause")
@@ -254,10 +262,9 @@ class Live:
             return
         if not RUN_ID.fullmatch(run_id):  # it comes from a browser and becomes a path
             return
-        with _lock:
-            others = [live for live in _current.values() if live.run_id == run_id]
-        for live in others:
-            live.close("stop")
+        for live in _runs():  # the page that was reloaded may go on for a while: two never train one run
+            if live.run_id == run_id:
+                live.close("stop")
         try:
             about = json.loads((self.runs_dir / run_id / "page.json").read_text())
             saved = [RunConfig.from_dict(values) for values in about["configs"]]
@@ -326,11 +333,11 @@ class Live:
         if self._thread and self.status not in ("starting", "waiting", "running", "paused", "saved"):
             self._thread.join(5)  # it has said how it ended and is about to
         if self._thread is None or not self._thread.is_alive():
+            for live in _runs():
+                if live.owner is self.owner and live is not self:
+                    live.close("stop")
             with _lock:
-                before = _current.get(self.owner)
-                _current[self.owner] = self
-            if before is not None and before is not self:
-                before.close("stop")
+                _started.add(self)
             self._thread = threading.Thread(target=self._work, name="qkvlab training", daemon=True)
             self._thread.start()
 
@@ -363,7 +370,8 @@ class Live:
                 single = self._want == "pause"
                 self._round()
                 if single:
-                    self._singles -= 1
+                    with self._wake:
+                        self._singles -= 1
                     self._draw_curves()
                     self._draw_maps()
             status, message = self._verdict()
@@ -425,8 +433,7 @@ class Live:
 
     def _sweep(self, home: Path) -> None:
         """Delete what pages left here long ago."""
-        with _lock:
-            kept = {live.run_id for live in _current.values()}
+        kept = {live.run_id for live in _runs()}
         for old in home.iterdir() if home.is_dir() else ():
             if old.name not in kept and RUN_ID.fullmatch(old.name) and time.time() - old.stat().st_mtime > SAVED_FOR:
                 shutil.rmtree(old, ignore_errors=True)
@@ -521,7 +528,6 @@ class Live:
         with self.hold():
             if status in ("out of memory", "disk full", "error", "interrupted"):  # Try again takes up what is on disk
                 self._quit()
-                self.trainers = []
                 if self.rows:
                     self.panel.say(self._array(), validation=list(self.validation))
                 self._say(status, message)
@@ -532,6 +538,7 @@ class Live:
         for trainer in self._all():
             with suppress(OSError):
                 trainer.stop()
+        self.trainers = []
 
     # ---------------------------------------------------------------- what the widgets are told
 
@@ -612,7 +619,7 @@ class Live:
                 self._draw_maps(keep=self.status != "running")
 
     def _draw_maps(self, keep: bool = False) -> None:
-        if self.grid is None or self.panel.controller is not self or not self.owner.is_alive():
+        if not self.trainers or self.grid is None or self.panel.controller is not self or not self.owner.is_alive():
             return
         start = time.perf_counter()
         trainers = [self.trainers[i][0] for i in self.grid.shown()]

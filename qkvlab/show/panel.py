@@ -30,8 +30,8 @@ class Controller(Protocol):
 class TrainingPanel(anywidget.AnyWidget):
     """Buttons, curves and words. `key` names the page: under it the browser tab remembers the run to take up again."""
 
-    _esm = HERE / "panel.js"
-    _css = HERE / "widgets.css"
+    _esm = (HERE / "panel.js").read_text(encoding="utf-8")  # as text: for a Path anywidget keeps every widget for ever
+    _css = (HERE / "widgets.css").read_text(encoding="utf-8")
 
     key = traitlets.Unicode("").tag(sync=True)
     run_id = traitlets.Unicode("").tag(sync=True)

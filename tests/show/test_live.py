@@ -4,8 +4,11 @@ Oracle for the losses: the same configs trained alone by a plain Trainer.
 """
 
 import errno
+import gc
+import json
 import threading
 import time
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -65,7 +68,7 @@ def nothing_goes_on():
     yield
     for thread in threading.enumerate():
         if thread.name == "qkvlab training":
-            live = next((x for x in list(module._current.values()) if x._thread is thread), None)
+            live = next((x for x in module._runs() if x._thread is thread), None)
             if live:
                 live.close("stop")
     until(lambda: not [t for t in threading.enumerate() if t.name == "qkvlab training"])
@@ -232,7 +235,8 @@ def test_a_page_that_vanishes_ends_its_run(tmp_path):
     live = made["page"].live
     until(lambda: not live._thread.is_alive())
     [checkpoint] = (tmp_path / "pages" / live.run_id).glob("*/checkpoint.safetensors")
-    assert checkpoint.stat().st_size > 0 and live.trainers[0][0].status == "interrupted"
+    assert checkpoint.stat().st_size > 0 and not live.trainers  # nothing of it stays in memory
+    assert json.loads((checkpoint.parent / "status.json").read_text())["status"] == "interrupted"
 
 
 def test_a_paused_page_that_vanishes_ends_too():
@@ -247,6 +251,32 @@ def test_a_paused_page_that_vanishes_ends_too():
     owner.start()
     owner.join()
     until(lambda: not made["page"].live._thread.is_alive())
+
+
+def test_a_page_that_is_gone_is_forgotten():
+    page = Page(PAIR)
+    page.press("step")
+    page.wait("paused")
+    page.live.close("drop")
+    page.panel.close()  # ipywidgets keeps a widget until it is closed
+    page.grid.close()
+    known = weakref.ref(page.live)
+    del page
+    gc.collect()
+    assert known() is None
+
+
+def test_stop_while_the_data_are_read(monkeypatch):
+    stay, load = threading.Event(), module.tasks.load
+    monkeypatch.setattr(module.tasks, "load", lambda *a, **k: (stay.wait(30), load(*a, **k))[1])
+    page = Page(PAIR)
+    page.press("play")
+    page.wait("starting")
+    page.press("stop")
+    stay.set()
+    page.wait("stopped")
+    page.press("play")
+    page.wait("done")
 
 
 def test_a_newer_run_of_the_same_owner_stops_the_older():
