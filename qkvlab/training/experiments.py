@@ -74,7 +74,7 @@ EXPERIMENTS = {
             },
             seeds=(1, 2, 3, 4, 5),
             tuning_seed=0,
-            tuning_steps=500,
+            tuning_steps=1500,
             lrs=(2e-3, 4e-3),
             scales=(0.5, 1.0, 2.0, 4.0),  # paper A halves it: the lab shows what that does at this width
             weights=("qkv", "identity-q"),
