@@ -92,7 +92,7 @@ def test_an_interrupted_experiment_goes_on(tmp_path, monkeypatch):
     [
         (["nothing"], "no experiment is called 'nothing': there are without-queries"),
         (["without-queries", "--quick", "--write", "x"], "choose one"),
-        (["without-queries", "--threads", "0"], "--threads 0: allowed is a whole number from 1"),
+        (["without-queries", "--threads", "0"], "'--threads': 0 is not in the range"),
     ],
 )
 def test_wrong_requests_are_code_2(words, message):

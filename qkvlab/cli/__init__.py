@@ -5,7 +5,9 @@ Exit codes: 0 done; 1 the answer is no, or something failed on the way; 2 the re
 """
 
 import importlib
+import sys
 from importlib.util import find_spec
+from typing import Any
 
 import click
 
@@ -39,6 +41,21 @@ class Verbs(click.Group):
         if not args or (args[0].startswith("-") and args[0] not in ("--help", "-h", "--version")):
             args = ["serve", *args]  # `qkvlab --edit` is `qkvlab serve --edit`
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """What a verb does not handle of data, runs and the disk is one line here, never a traceback."""
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")  # where the locale has no "±"
+        try:
+            return super().invoke(ctx)
+        except (OSError, ValueError) as error:
+            from qkvlab.tasks import DataError
+            from qkvlab.training.checkpoint import RunError
+
+            if isinstance(error, BrokenPipeError) or not isinstance(error, OSError | DataError | RunError):
+                raise
+            raise click.ClickException(str(error)) from None
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})

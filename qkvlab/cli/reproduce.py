@@ -16,7 +16,7 @@ import click
     "--write", type=click.Path(path_type=Path), help="Tune and train anew, and write the record into a folder."
 )
 @click.option("--work", type=click.Path(path_type=Path), help="Keep unfinished runs here. [default: your data folder]")
-@click.option("--threads", type=int, default=1, show_default=True, help="CPU threads.")
+@click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(name: str | None, quick: bool, write: Path | None, work: Path | None, threads: int, as_json: bool) -> None:
     """Repeat the shipped experiment NAME and compare; without NAME, list what there is.
@@ -36,8 +36,6 @@ def command(name: str | None, quick: bool, write: Path | None, work: Path | None
         return
     if name not in EXPERIMENTS:
         raise click.UsageError(f"no experiment is called {name!r}: there are {', '.join(EXPERIMENTS)}")
-    if threads < 1:
-        raise click.UsageError(f"--threads {threads}: allowed is a whole number from 1")
     if quick and write is not None:
         raise click.UsageError("--quick compares and --write makes anew: choose one")
     if write is None and name not in shipped_names():

@@ -214,7 +214,7 @@ def _marimo_args(
 @click.option("--password", envvar="QKVLAB_PASSWORD", help="Ask readers for this (or set QKVLAB_PASSWORD).")
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
 @click.option(
-    "--threads", type=click.IntRange(1), envvar="QKVLAB_THREADS", help="Threads of torch and numpy; 1 when left out."
+    "--threads", type=click.IntRange(1, 1024), envvar="QKVLAB_THREADS", help="Threads of torch and numpy. [default: 1]"
 )
 def command(
     edit: bool, port: int | None, host: str, password: str | None, no_browser: bool, threads: int | None

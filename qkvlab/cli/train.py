@@ -6,8 +6,12 @@ An arm is a variant with what is changed about it: `identity-q:mlp=4.5:logit_sca
 batches and start from the same values, so differences are taken seed by seed.
 """
 
+import contextlib
 import json
+import os
+import re
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -31,7 +35,7 @@ TASKS = "text (or shakespeare), sotu, tinyshakespeare; mnist, fashion, digits; r
 )
 @click.option("--recipe", default="fast", show_default=True, help="fast | paper")
 @click.option("--steps", type=int, help="Optimiser steps. [default: the recipe's]")
-@click.option("--seeds", type=int, default=1, show_default=True, help="Runs an arm: seeds 0, 1, ...")
+@click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs an arm: seeds 0, 1 ...")
 @click.option("--data", help="For the task text: a file, folder or hub id in place of Shakespeare.")
 @click.option("--tokens", help="Text: char | bpe512 | bpe1024 | gpt2")
 @click.option("--length", type=int, help="Lists: items.")
@@ -47,7 +51,7 @@ TASKS = "text (or shakespeare), sotu, tinyshakespeare; mnist, fashion, digits; r
 @click.option("--eval-every", type=int, help="Steps between evaluations and checkpoints.")
 @click.option("--device", default="auto", show_default=True, help="auto | cpu | cuda | cuda:N | mps")
 @click.option("--dtype", help="float32 | bfloat16 (on CUDA)")
-@click.option("--threads", type=int, help="CPU threads. [default: torch's]")
+@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads. [default: torch's]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
 def command(
     task: str,
@@ -72,24 +76,23 @@ def command(
     from qkvlab import tasks
     from qkvlab.training.recipes import parse_arm
     from qkvlab.training.recipes import recipe as prescribe
-    from qkvlab.training.runs import RunError, run_id, runs_dir
+    from qkvlab.training.runs import run_id, runs_dir
     from qkvlab.training.trainer import Trainer, build_model, resolve_device
 
-    for name, value in (("seeds", seeds), ("threads", threads)):
-        if value is not None and value < 1:
-            raise click.UsageError(f"--{name} {value}: allowed is a whole number from 1")
     if threads is not None:
         torch.set_num_threads(threads)
-    root = runs_dir(out)
-    if data is not None:  # a path must be found again from any folder
-        data = str(Path(data).resolve()) if Path(data).exists() else data
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's end is a Ctrl-C: what was done is kept
+    if data and os.path.exists(data):  # a path must be found again from any folder
+        data = str(Path(data).resolve())
     settings = {name: value for name, value in settings.items() if value is not None}
     settings |= {"task": "shakespeare" if task == "text" else task, "data": data}
     if task in tasks.LISTS + tasks.IMAGES:  # there every item sees every other
         settings["causal"] = False
     plan = []  # one seed after the other, so that an interruption leaves all arms equally far
     try:
-        if not (arms := list(dict.fromkeys(arm.strip() for arm in variants.split(",") if arm.strip()))):
+        root = runs_dir(out)
+        pieces = re.split(r",(?!\s*[\d.])", variants)  # the comma of betas=0.9,0.95 is before a number
+        if not (arms := list(dict.fromkeys(arm.strip() for arm in pieces if arm.strip()))):
             raise ValueError(f"--variants {variants!r} names no arm")
         for seed in range(seeds):
             for arm in arms:
@@ -99,6 +102,7 @@ def command(
             resolve_device(config.device, config.dtype)
             loaded = tasks.load(config.task, tokens=config.tokens, data=config.data, length=config.length)
             loaded.batch(np.random.default_rng(0), 1, config.model.context)
+            loaded.validation(config.model.context, config.eval_rows)
             with torch.device("meta"):
                 build_model(config, loaded)
         _check_writable(root)
@@ -138,7 +142,7 @@ def command(
                 }
             except MemoryError as error:
                 run |= {"status": "out of memory", "message": str(error)}
-            except (RunError, OSError) as error:
+            except (ValueError, OSError) as error:  # a damaged run, data that cannot be read on
                 run |= {"status": "failed", "message": str(error)}
             bars.remove_task(bar)
             if run["status"] in ("interrupted", "disk full"):
@@ -163,10 +167,13 @@ def _report(ended: list[dict[str, Any]], root: Path, planned: int, as_json: bool
     """The summary table, and a sentence on every run that is not done."""
     from rich.console import Console
 
-    from qkvlab.training.runs import load_run, summary
+    from qkvlab.training.runs import RunError, load_run, summary
 
-    there = [run for run in ended if (Path(run["folder"]) / "config.json").exists() and run["status"] != "failed"]
-    loaded = [load_run(run["folder"]) for run in there]
+    there, loaded = [], []
+    for run in ended:
+        with contextlib.suppress(RunError):  # it failed, and its message says so
+            loaded.append(load_run(run["folder"]))
+            there.append(run)
     arms = summary(loaded, [run["arm"] for run in there])
     if as_json:
         for run, on_disk in zip(there, loaded, strict=True):

@@ -48,7 +48,7 @@ def load(name: str, *, tokens: str = "char", data: str | None = None, length: in
     Raises ValueError for a name, tokens or length that does not exist, DataError (a ValueError) for the bytes.
     """
     if name in LISTS or name in IMAGES:
-        if data:
+        if data is not None:
             raise ValueError(f"data={data!r}: only the task 'text' reads data of your own, not {name!r}")
         if name in LISTS:
             from .synthetic import ListTask
@@ -63,7 +63,7 @@ def load(name: str, *, tokens: str = "char", data: str | None = None, length: in
         raise ValueError(f"tokens={tokens!r} is unknown; there are: {', '.join(TOKENS)}")
     from . import text
 
-    if data:
+    if data is not None:
         if name not in ("text", "shakespeare"):
             raise ValueError(f"data={data!r} takes the place of Shakespeare: ask for the task 'text', not {name!r}")
         return text.own(data, tokens)

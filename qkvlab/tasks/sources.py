@@ -67,23 +67,23 @@ def data_dir() -> Path:
 def cache_dir() -> Path:
     """The folder downloads go to, by the custom of the platform. It need not exist."""
     if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
     elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
+        base = "~/Library/Caches"
     else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "qkvlab"
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base)) / "qkvlab"  # unlike Path's, no error where there is no home
 
 
 def folders() -> list[Path]:
     """The folders searched, in order."""
     own = os.environ.get("QKVLAB_DATA")
-    return [*([Path(own).expanduser()] if own else []), data_dir(), cache_dir()]
+    return [*([Path(os.path.expanduser(own))] if own else []), data_dir(), cache_dir()]
 
 
 def find(name: str) -> Path | None:
     """The first file of that name, unverified; None where there is none."""
-    return next((p for folder in folders() if (p := folder / name).is_file()), None)
+    return next((p for folder in folders() if os.path.isfile(p := folder / name)), None)
 
 
 def path_of(name: str) -> Path:
@@ -176,10 +176,11 @@ def documents(data: str) -> Callable[[], Iterator[Piece]]:
     Parquet, JSON lines and the hub go through `datasets`. Text does not need it, and would lose its line ends there.
     Raises DataError, here or while reading, with what was found and what to do.
     """
-    path = Path(data).expanduser()
-    if path.is_file():
+    place = os.path.expanduser(data)
+    path = Path(place)
+    if os.path.isfile(place):  # False, not an error, for a name that is too long or a folder that is closed
         return partial(_file, path)
-    if path.is_dir():
+    if os.path.isdir(place):
         files = sorted(p for p in path.rglob("*") if p.is_file() and p.name.lower().endswith((*TEXT, *ROWS)))
         if not files:
             scripts = " A data set script (.py) is never run." if any(path.glob("*.py")) else ""
@@ -230,6 +231,7 @@ def _hub(data: str) -> Iterator[Piece]:
 
 def _reach(hub: str, data: str) -> None:
     """One quick look whether the hub answers, because `datasets` takes 23 s to give up."""
+    from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
@@ -237,7 +239,7 @@ def _reach(hub: str, data: str) -> None:
         urlopen(Request(hub, method="HEAD"), timeout=5).close()
     except HTTPError:
         pass  # it answered
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise DataError(
             f"{data!r}: there is no such file here, and the hub {hub} cannot be reached ({error}). What to do: check "
             "the path or the network; with HF_HUB_OFFLINE=1 a copy already in the hub's cache is used."
@@ -259,8 +261,10 @@ def _rows(label: str, builder: str, **where: str | None) -> Iterator[Piece]:
                         f"{label} has no column `text` and not exactly one column of text; it has {list(row)}"
                     )
                 column = texts[0]
-            if row[column]:
-                yield row[column], True
+            if not isinstance(text := row.get(column) or "", str):
+                raise DataError(f"{label}: its column {column!r} holds {text!r}, which is not text")
+            if text:
+                yield text, True
     except DataError:
         raise
     except Exception as error:  # pyarrow, fsspec, httpx and datasets raise a dozen unrelated types

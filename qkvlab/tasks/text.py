@@ -225,7 +225,17 @@ class TextTask:
         """Windows that do not overlap, evenly spread over the validation part; at most `limit`.
 
         When that part is shorter than one window, it is padded: x by 0, y by -100, which is never scored.
+        Raises DataError when none of them has anything to score.
         """
+        x, y = self._windows(context, limit)
+        if (y == -100).all():
+            raise DataError(
+                f"the validation part of {self.name}, its first tenth, has nothing to score: it is too short, or "
+                "training knows none of its characters"
+            )
+        return x, y
+
+    def _windows(self, context: int, limit: int) -> tuple[Tensor, Tensor]:
         rows = (len(self._valid) - 1) // context
         if rows == 0:
             x, y = np.zeros((1, context), np.int64), np.full((1, context), -100)
@@ -236,10 +246,9 @@ class TextTask:
         return self._scored(window[:, :-1], window[:, 1:])
 
     def _scored(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = x.contiguous(), y.contiguous()
-        if self.tokens.unknown is not None:
-            y[y == self.tokens.unknown] = -100
-        return x, y
+        if self.tokens.unknown is not None:  # not in place: x and y are views of one window
+            y = y.masked_fill(y == self.tokens.unknown, -100)
+        return x.contiguous(), y.contiguous()
 
     def encode(self, text: str, replace: str | None = None) -> list[int]:
         """The ids of a prompt. A character the vocabulary lacks is replaced by `replace` ("" drops it).

@@ -40,6 +40,7 @@ WARMUP = {"paper": 100, "fast": 0}
 
 _MODEL_FIELDS = {f.name for f in fields(ModelConfig)}
 _RUN_FIELDS = {f.name for f in fields(RunConfig)} - {"model"}
+_ARM_FIELDS = (_MODEL_FIELDS | _RUN_FIELDS) - {"variant", "seed", "task", "tokens", "data", "length"}  # one for all
 
 
 def recipe(name: str, variant: str = "qkv", **overrides: Any) -> RunConfig:
@@ -72,8 +73,8 @@ def parse_arm(text: str) -> tuple[str, dict[str, Any]]:
     overrides: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
-        if not equals or key in ("model", "variant") or key not in _MODEL_FIELDS | _RUN_FIELDS:
-            allowed = ", ".join(sorted((_RUN_FIELDS | _MODEL_FIELDS) - {"variant"}))
+        if not equals or key not in _ARM_FIELDS:
+            allowed = ", ".join(sorted(_ARM_FIELDS))
             raise ValueError(f"arm {text!r}: {setting!r} is not setting=value with one of: {allowed}")
         overrides[key] = _parse(text, key, value, hints[key])
     return slug, overrides

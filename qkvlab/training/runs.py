@@ -25,15 +25,18 @@ __all__ = ["Arm", "Run", "RunError", "delete_run", "labels", "list_runs", "load_
 
 
 def runs_dir(out: str | Path | None = None) -> Path:
-    """Where runs are kept: `out`, else $QKVLAB_RUNS, else this user's data folder."""
-    if out or os.environ.get("QKVLAB_RUNS"):
-        return Path(out or os.environ["QKVLAB_RUNS"]).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    """Where runs are kept: `out`, else $QKVLAB_RUNS, else this user's data folder. Raises RunError without a home."""
+    try:
+        if out or os.environ.get("QKVLAB_RUNS"):
+            return Path(out or os.environ["QKVLAB_RUNS"]).expanduser()
+        if sys.platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            base = Path.home() / "Library" / "Application Support"
+        else:
+            base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    except RuntimeError:
+        raise RunError(f"no home folder is known for {out or '~'}: name a folder by --out or $QKVLAB_RUNS") from None
     return base / "qkvlab" / "runs"
 
 

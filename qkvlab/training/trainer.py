@@ -13,6 +13,7 @@ two variants with one seed see the same batches, and a run that was killed goes 
 import dataclasses
 import errno
 import math
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -159,6 +160,14 @@ def _key(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def _memory() -> float:
+    """Bytes of memory this machine has; infinite where it does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return math.inf
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
@@ -188,10 +197,16 @@ class Trainer(Iterator[Record]):
         self.message = "Not started."
         self.seconds = 0.0  # of training, evaluation and saving left out
         try:
+            with torch.device("meta"):
+                least = 12 * sum(p.numel() for p in build_model(config, self.task).parameters())
+            if self.device.type == "cpu" and least > _memory():  # Linux would promise it, and kill this process later
+                raise MemoryError
             self.model = build_model(config, self.task)
             self.model.init_weights(config.seed)
             self.model.to(self.device)
             self.optimiser = build_optimiser(self.model, config)
+            rows = self.task.validation(config.model.context, config.eval_rows)
+            self._validation = rows[0].to(self.device), rows[1].to(self.device)
         except Exception as error:
             if _is_out_of_memory(error):
                 raise MemoryError(
@@ -202,7 +217,6 @@ class Trainer(Iterator[Record]):
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._foreach = None if self.device.type == "mps" else True  # all tensors in one call, where torch can
         self._whole = True  # weights, optimiser state, step and records are of one moment
-        self._validation: tuple[Tensor, Tensor] | None = None
         self._lines = bytearray()  # records.jsonl as it is to be
         self._saved: tuple[int, int] | None = None  # which checkpoint file is ours
         self._saved_step = 0
@@ -300,9 +314,6 @@ class Trainer(Iterator[Record]):
 
     @torch.no_grad()
     def _validate(self) -> tuple[float, float | None]:
-        if self._validation is None:
-            x, y = self.task.validation(self.config.model.context, self.config.eval_rows)
-            self._validation = x.to(self.device), y.to(self.device)
         x, y = self._validation
         model, classes = self.config.model, self.task.outputs
         tokens = self.model.config.context if self.task.kind != "text" else x.shape[1]

@@ -110,8 +110,9 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path, monkeypatch):
     assert [run["val_loss"] for run in again["runs"]] == [run["val_loss"] for run in whole["runs"]]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT to one process: POSIX only")
-def test_a_real_ctrl_c(tmp_path):
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal to one process: POSIX only")
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_real_ctrl_c(tmp_path, sent):
     command = [sys.executable, "-c", "import sys; sys.argv[0] = 'qkvlab'; from qkvlab.cli import main; main()"]
     command += ["train", "reverse", *SMALL, "--steps", "1000000", "--variants", "qkv", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -119,7 +120,7 @@ def test_a_real_ctrl_c(tmp_path):
         while not list(tmp_path.glob("*/checkpoint.safetensors")):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -163,8 +164,18 @@ def test_a_damaged_run_is_named_and_the_others_are_trained(tmp_path):
         (["nonsense"], ["nonsense", "reverse"]),
         (["text", "--recipe", "slow"], ["slow", "fast"]),
         (["text", "--steps", "0"], ["steps=0"]),
-        (["text", "--seeds", "0"], ["--seeds 0"]),
-        (["text", "--threads", "0"], ["--threads 0"]),
+        (["text", "--seeds", "0"], ["'--seeds': 0 is not in the range"]),
+        (["text", "--seeds", "1000000000"], ["'--seeds'", "1<=x<=1000"]),
+        (["text", "--threads", "0"], ["'--threads': 0 is not in the range"]),
+        (["text", "--threads", "99999999999"], ["'--threads'", "1<=x<=1024"]),
+        (["text", "--variants", "qkv:seed=3"], ["seed=3", "is not setting=value with one of"]),
+        (["text", "--variants", "qkv,qkv:task=mnist"], ["task=mnist", "is not setting=value with one of"]),
+        (["text", "--width", "10000000000"], ["width=10000000000"]),
+        (["text", "--device", "cuda:99999999999999"], ["cuda:99999999999999", "cpu"]),
+        (["sort", "--length", "1000000"], ["length=1000000", "1024"]),
+        (["text", "--data", ""], ["no file or folder ''"]),
+        (["text", "--data", "~nobody-here/x.txt"], ["~nobody-here/x.txt"]),
+        (["text", "--data", "x" * 5000], ["no file or folder"]),
         (["text", "--width", "30"], ["30", "heads"]),
         (["text", "--lr", "-1"], ["lr=-1"]),
         (["text", "--device", "tpu"], ["tpu", "cuda"]),
@@ -183,6 +194,38 @@ def test_what_cannot_be_is_said_before_anything_is_trained(tmp_path, monkeypatch
     assert done.exit_code == 2, done.output
     assert all(word in done.output for word in words), done.output
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+
+
+def test_betas_have_a_comma_of_their_own(tmp_path):
+    done = train(tmp_path, "--variants", "qkv:betas=0.8,0.9,tie-kv", "--json")
+    assert [arm["label"] for arm in json.loads(done.stdout)["summary"]] == ["qkv:betas=0.8,0.9", "tie-kv"]
+
+
+def test_a_terminal_that_knows_only_ascii(tmp_path):
+    ascii_only = CliRunner(charset="ascii")
+    done = ascii_only.invoke(main, ["train", "reverse", *SMALL, "--steps", "6", "--seeds", "2", "--out", str(tmp_path)])
+    shown = ascii_only.invoke(main, ["runs", "show", "*", "--out", str(tmp_path)])
+    assert (done.exit_code, shown.exit_code) == (0, 0), (done.exception, shown.exception)
+
+
+def test_what_no_verb_expected_of_the_disk_is_one_line(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr("qkvlab.training.runs.list_runs", full)
+    done = qkvlab("runs", "list", "--out", tmp_path)
+    assert done.exit_code == 1 and done.stderr.count("\n") == 1 and "No space left on device" in done.stderr
+
+
+def test_without_a_home_the_runs_need_a_folder(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("QKVLAB_RUNS", "XDG_DATA_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pathlib.Path.home", homeless)
+    assert "$QKVLAB_RUNS" in qkvlab("train", "reverse").stderr and qkvlab("train", "reverse").exit_code == 2
+    assert "$QKVLAB_RUNS" in qkvlab("runs", "list").stderr
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

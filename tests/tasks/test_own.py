@@ -258,3 +258,23 @@ def test_a_script_on_the_hub_is_refused_by_name(monkeypatch, hub, tmp_path):
     monkeypatch.setattr(datasets, "load_dataset", lambda id, **k: real(str(script), split="train", streaming=True))
     with pytest.raises(DataError, match=r"'old/openwebtext'.*data set script, which is never run.*Parquet"):
         load("text", data="old/openwebtext")
+
+
+def test_a_short_validation_part_with_unknown_characters(tmp_path):
+    """One row of x and y shares its memory: taking a target out must not change the input."""
+    task = text.own(write(tmp_path / "a.txt", ["漢p字a" * 30 + "\n" + "plain english text " * 60]), "char")
+    x, y = task.validation(64, 256)
+    assert len(x) == 1 and x.min() >= 0 and (y[0, :-1][x[0, 1:] == task.tokens.unknown] == -100).all()
+    assert ((y == -100) | (y == torch.roll(x, -1, 1)) | (torch.arange(64) == 63)).all()
+
+
+def test_nothing_to_score_is_refused(tmp_path):
+    with pytest.raises(DataError, match="nothing to score"):
+        text.own(write(tmp_path / "a.txt", ["漢字" * 100 + "a" * 1800]), "char").validation(64, 256)
+
+
+def test_a_column_of_text_that_turns_into_numbers_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "hello world, this is it"}\n' * 50 + '{"text": 7}\n' * 50)
+    with pytest.raises(DataError, match=r"'text' holds 7, which is not text"):
+        text.own(str(path), "char")

@@ -61,10 +61,10 @@ def test_what_is_not_allowed_is_named(call, words):
 
 def test_arms():
     assert parse_arm("qkv") == ("qkv", {})
-    slug, changed = parse_arm("identity-q:mlp=4.5:layers=2:tied=false:norm=rms:betas=0.8,0.9:init_std=none:data=none")
+    slug, changed = parse_arm("identity-q:mlp=4.5:layers=2:tied=false:norm=rms:betas=0.8,0.9:init_std=none:patch=none")
     assert slug == "identity-q"
     assert changed == {"mlp": 4.5, "layers": 2, "tied": False, "norm": "rms", "betas": (0.8, 0.9), "init_std": None,
-                       "data": None}  # fmt: skip
+                       "patch": None}  # fmt: skip
     assert recipe("paper", slug, **changed).model.mlp == 4.5
 
 
