@@ -90,10 +90,10 @@ def read_json(path: Path) -> Any:
 def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a run's config.json, and what made it, as JSON. Raises RunError when they are not there."""
     values = read_json(path)
-    config, made = (values.get("config"), values.get("made", {})) if isinstance(values, dict) else ({}, {})
+    if not isinstance(values, dict):
+        values = {}
+    config, made = values.get("config"), values.get("made", {})
     whole = isinstance(config, dict) and "model" in config and isinstance(made, dict)
-    config: Any
-    made: Any
     if not whole or not isinstance(made.get("parameters", 0), int):
         raise RunError(f"{path} is not the config.json of a run: choose another folder")
     return config, made
