@@ -92,7 +92,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     values = read_json(path)
     if not isinstance(values, dict):
         values = {}
-    config, made = values.get("config"), values.get("made", {})
+    config, made = values.get("config", {}), values.get("made", {})
     whole = isinstance(config, dict) and "model" in config and isinstance(made, dict)
     if not whole or not isinstance(made.get("parameters", 0), int):
         raise RunError(f"{path} is not the config.json of a run: choose another folder")
