@@ -71,7 +71,7 @@ def page(lab):
 
 def test_as_it_opens(page):
     text, found = page
-    assert found["panel"].status == "ready" and found["panel"].controller.steps == 400
+    assert found["panel"].status == "ready" and found["panel"].controller.steps == 600
     assert [arm["label"] for arm in found["panel"].arms] == ["Q, K, V", "W_Q=I"]
     assert text.count("Not tried yet") == len(EXERCISES) and "You made no prediction" in text
     assert "appears here when a run pauses" in text and "here" not in found
@@ -103,7 +103,7 @@ def test_the_readings_are_the_records(page):
     run_, table = shipped("without-queries"), found["table"]
     for arm in run_.arms[1:]:
         pairs = run_.final(arm) - run_.final("qkv")
-        assert table[arm].difference == pytest.approx(pairs.mean()) and f"{pairs.mean():+.4f} ±" in text
+        assert table[arm].difference == pytest.approx(pairs.mean()) and f"{pairs.mean():+.4f}\u00a0±" in text
     tried = [loss for _, loss in found["ladders"]["identity-q"]]  # by rising scale, from paper A's on
     assert f"<strong>{tried[0] - min(tried):.3f}</strong>" in text
     null = max(abs(a - b) for a in run_.final("qkv") for b in run_.final("qkv"))
