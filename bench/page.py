@@ -6,7 +6,7 @@ read from a file, so that nothing but marimo and Plotly is in it. It gets the la
 asked for.
 
 A first figure counts from the start of the navigation until its marks are in the document, a repaint from the key that
-moves the slider until other marks are there, both by the page's own clock. The training is two small GPTs of the
+moves the slider until the marks are of new data, both by the page's own clock. The training is two small GPTs of the
 `paper` recipe with both widgets; its page is open, then closed, while one run goes on.
 """
 
@@ -26,7 +26,7 @@ from bench.harness import ROOT, interleave, machine, median_ratio, table
 
 MOVES = 5  # of a slider, right in one round and left in the next
 SLIDERS = {  # lab -> label of a slider, words in the layout of a figure that follows it
-    "01_three_projections": ("temperature", "A, computed here"),
+    "01_three_projections": ("temperature", "scores S"),
     "02_change_of_basis": ("condition number of a random", "relative error of the queries"),
 }
 
@@ -120,9 +120,12 @@ if __name__ == "__main__":
     app.run()
 """
 
-# In the page: `found(only)` is a string of all that the Plotly figures (whose layout mentions `only`) have drawn, empty
-# as long as nothing is. Widgets count by their canvas. Looks into shadow roots, where marimo puts its components.
+# In the page: `found(only)` names the data that the Plotly figures (whose layout mentions `only`) have drawn, empty as
+# long as nothing is drawn. Widgets count by their canvas. Looks into shadow roots, where marimo puts its components.
 SCRIPT = """
+const ids = new WeakMap();
+let last = 0;
+const id = (object) => { if (!ids.has(object)) ids.set(object, ++last); return ids.get(object); };
 window.found = (only) => {
   const roots = [document], marks = [];
   for (const root of roots)
@@ -131,8 +134,7 @@ window.found = (only) => {
       if (node.matches('canvas') && !only && node.getBoundingClientRect().width > 50) marks.push('canvas');
       if (!node.matches('.js-plotly-plot') || !node.layout) continue;
       if (only && !JSON.stringify(node.layout).includes(only)) continue;
-      for (const mark of node.querySelectorAll('image, .main-svg path'))
-        marks.push(mark.getAttribute('d') || mark.getAttribute('href') || mark.getAttribute('xlink:href'));
+      if (node.querySelector('.main-svg image, .main-svg .trace path')) marks.push(id(node.data));
     }
   return marks.join(' ');
 };
