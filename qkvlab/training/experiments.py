@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ QUICK = 100  # steps that `--quick` repeats
 class Experiment:
     """Arms trained with one recipe on one text, each with its own tuned learning rate, on the same paired seeds.
 
-    Tuning, on a seed that is not reported and in annealed runs of `tuning_steps`: first the logit scale at the first
-    learning rate, then the learning rate at the best scale. Each is a ladder of factor 2 that goes on while its end is
-    the best. An arm that names another in `arms` takes that arm's scale and tunes its learning rate alone.
+    Tuning, on a seed that is not reported and in annealed runs: first the logit scale at the first learning rate, in
+    runs of `scale_steps`, then the learning rate at the best scale, in runs of full length, because shorter ones prefer
+    a higher rate. Each is a ladder of factor 2 that goes on while its end is the best. An arm that names another in
+    `arms` takes that arm's scale and tunes its learning rate alone.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Experiment:
     settings: dict[str, Any]
     seeds: tuple[int, ...]
     tuning_seed: int
-    tuning_steps: int
+    scale_steps: int
     lrs: tuple[float, ...]  # the first is where the scale is tuned
     scales: tuple[float, ...]
     weights: tuple[str, ...]  # arms whose weights, of the first seed, are shipped
@@ -74,8 +76,8 @@ EXPERIMENTS = {
             },
             seeds=(1, 2, 3, 4, 5),
             tuning_seed=0,
-            tuning_steps=1500,
-            lrs=(2e-3, 4e-3),
+            scale_steps=500,
+            lrs=(2e-3, 1e-3),
             scales=(0.5, 1.0, 2.0, 4.0),  # paper A halves it: the lab shows what that does at this width
             weights=("qkv", "identity-q"),
             band=0.03,
@@ -160,23 +162,21 @@ def tune(experiment: Experiment, folder: Path, say: Callable[[dict], None]) -> t
     """{arm: {"lr", "logit_scale"}} and every trial made to find it."""
     trials: list[dict[str, Any]] = []
     chosen: dict[str, dict[str, float]] = {}
-    shorter = replace(experiment, settings=experiment.settings | {"steps": experiment.tuning_steps})
+    shorter = replace(experiment, settings=experiment.settings | {"steps": experiment.scale_steps})
 
-    def trial(arm: str, lr: float, scale: float) -> float | None:
-        result = train(shorter, arm, experiment.tuning_seed, lr, scale, folder)
+    def trial(stage: Experiment, arm: str, lr: float, scale: float) -> float | None:
+        result = train(stage, arm, stage.tuning_seed, lr, scale, folder)
         row = {key: result[key] for key in ("arm", "seed", "lr", "logit_scale", "val_loss", "status")}
-        row["steps"] = experiment.tuning_steps
-        if row not in trials:
-            trials.append(row)
-            say(row)
+        trials.append(row | {"steps": stage.settings["steps"]})
+        say(trials[-1])
         return result["val_loss"]
 
     for arm, like in experiment.arms.items():
         if like:
             scale = chosen[like]["logit_scale"]
         else:
-            scale = ladder(experiment.scales, lambda s, arm=arm: trial(arm, experiment.lrs[0], s))  # type: ignore[misc]
-        lr = ladder(experiment.lrs, lambda v, arm=arm, scale=scale: trial(arm, v, scale))  # type: ignore[misc]
+            scale = ladder(experiment.scales, partial(trial, shorter, arm, experiment.lrs[0]))
+        lr = ladder(experiment.lrs, lambda v, arm=arm, scale=scale: trial(experiment, arm, v, scale))  # type: ignore[misc]
         chosen[arm] = {"lr": lr, "logit_scale": scale}
     return chosen, trials
 
