@@ -255,13 +255,14 @@ function render({ model, el }) {
   const read = (index, aloud) => {
     cursor = index;
     if (cursor === null || !curves.steps.length) { cursor = null; tip.hidden = true; later(); return; }
-    const step = curves.steps[cursor], lines = [`step ${step}`];
+    const step = curves.steps[cursor], lines = [`step ${step}`], brief = [`step ${step}`];
     model.get("arms").forEach((arm, a) => {
       const m = curves.arms[a], band = m.high[cursor] - m.low[cursor] > 5e-4 ? ` (${number(m.low[cursor])} to ${number(m.high[cursor])})` : "";
       const near = curves.validation.filter((p) => p[0] === a && p[1] <= step).at(-1);
+      brief.push(`${arm.label}: ${number(m.mean[cursor])}${near ? ` · validation ${number(near[2])}` : ""}`);
       lines.push(`${arm.label}: ${number(m.mean[cursor])}${band}${near ? `, validation ${number(near[2])} at ${near[1]}` : ""}`);
     });
-    tip.replaceChildren(...lines.map((text) => make("div", {}, ...rich(text))));
+    tip.replaceChildren(...brief.map((text) => make("div", {}, ...rich(text))));
     tip.hidden = false;
     const at = place.x(step), wide = tip.offsetWidth;
     tip.style.left = `${Math.max(0, Math.min(place.width - wide, at + 12 + wide > place.width ? at - wide - 12 : at + 12))}px`;
