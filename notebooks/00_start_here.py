@@ -35,8 +35,8 @@ def _():
     ## One of these has no query matrix
 
     A trained language model reads *The quick brown fox jumps over the lazy dog.* Each square says how much one word (row)
-    takes from another (column): an [[attention map]]. Two copies of one layer made these maps. In one copy the matrix that makes
-    the [[query|queries]] was deleted. Which one?
+    takes from another (column): an [[attention map]]. Two copies of one layer made these maps. In one copy the matrix $\WQ$ that
+    makes the [[query|queries]] was deleted. Which one?
     """)
     return
 
@@ -65,6 +65,7 @@ def _():
     figures.show(
         figures.map_figure([("A", _with), ("B", _without)], _sentence.tokens),
         f"Two attention maps of the same sentence, A with a query matrix and B without: they agree to {difference:.0e}.",
+        "[CLS] and [SEP] are marks that this model puts before and after a sentence.",
     )
     return (difference,)
 
@@ -97,8 +98,10 @@ def _():
     had the matrix *learn* as well? And if queries can go, what about keys and values? These are the questions of the course. They
     come from two papers:
 
-    - Karbevski and Mijoski (2025), [arXiv 2510.23912](https://arxiv.org/abs/2510.23912): replace $\WQ$ by the identity.
-    - Kayyam, Madan Gopal and Lewis (2026), [arXiv 2606.04032](https://arxiv.org/abs/2606.04032): let two or three projections be one.
+    - Karbevski and Mijoski (2025), [arXiv 2510.23912](https://arxiv.org/abs/2510.23912), *paper A* from here on: replace
+      $\WQ$ by the identity.
+    - Kayyam, Madan Gopal and Lewis (2026), [arXiv 2606.04032](https://arxiv.org/abs/2606.04032), *paper B*: let two or three
+      of the [[projection|projections]] be one.
 
     You check what they state, to the last digit where it is exact and with seeds and error bars where it is not.
 

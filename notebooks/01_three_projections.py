@@ -49,9 +49,9 @@ def _():
     Attention is often introduced with three matrices, one each for [[query|queries]], [[key|keys]] and [[value|values]],
     and the remark that they give it three degrees of freedom.
 
-    Here a [[head]] of a trained language model reads a sentence. In row *query*, column *key*, you see how much one word takes from
-    another: this head looks at the word before. On the left are the model's own $\WQ$ and $\WK$. On the right **both matrices
-    were replaced**, by matrices that have nothing in common with the old ones. The map is the same map.
+    Here a [[head]] of MiniLM, a small trained language model, reads a sentence. Each row shows how much one word takes from the
+    others: this head looks at the word before. On the left are the model's own $\WQ$ and $\WK$. On the right **both matrices
+    were replaced**, by matrices that look nothing like the old ones. The map is the same map.
     """)
     return
 
@@ -77,7 +77,9 @@ def _():
             ),
             mo.Html(
                 '<div class="numbers">'
-                + labs.number(f"{_cosine:.2f}", f"cosine of the old and the new {labs.matrices('W_Q')}: unrelated")
+                + labs.number(
+                    f"{_cosine:.2f}", f"cosine of the old and the new {labs.matrices('W_Q')}: nearly at right angles"
+                )
                 + labs.number(f"{_gap:.0e}", "largest difference between the two maps", "exact")
                 + "</div>"
             ),
@@ -89,8 +91,8 @@ def _():
 @app.cell(hide_code=True)
 def _():
     labs.prose(f"""
-    How large is the freedom that let us do this? The two matrices of this head hold 2 × 384 × {WIDTH_OF_HEAD} =
-    {2 * 384 * WIDTH_OF_HEAD:,} numbers (biases aside).
+    How large is the freedom that let us do this? A token enters with $d$ = 384 numbers, and this head makes $d_h$ = {WIDTH_OF_HEAD}
+    of them. So its two matrices hold 2 × 384 × {WIDTH_OF_HEAD} = {2 * 384 * WIDTH_OF_HEAD:,} numbers (biases aside).
     """)
     return
 
@@ -116,7 +118,7 @@ def _():
     labs.prose(r"""
     ## One head, step by step
 
-    Choose what you look at. Everything on this page below follows.
+    Choose what you look at: the four steps follow, and later the claim is checked on the same head.
     """)
     return
 
@@ -172,7 +174,8 @@ def _(head, layer, sentence):
     reference = MODEL.sentences[sentence.value].maps[layer.value - 1, head.value - 1]  # (T, T)
     d_h = WIDTH_OF_HEAD
     labs.prose(rf"""
-    **1. Project.** The sentence has {len(words)} [[token|tokens]]. Each arrives as a row of $X$, its [[hidden state]].
+    **1. Project.** The sentence has $T$ = {len(words)} [[token|tokens]]. Each arrives as a row of $X$, its [[hidden state]] (and a
+    one, so that the bias is one more row of each matrix).
     Three matrices turn every row into a query (what it looks for), a key (how it can be found) and a value (what it hands over),
     {d_h} numbers each:
 
@@ -203,8 +206,8 @@ def _(K, Q, V, words):
 def _():
     labs.prose(r"""
     **2. Score.** How well does the query of one token match the key of another? Their scalar product says so. It is
-    divided by $\sqrt{d_h}$ so that it does not grow with the size of the head, and by the [[temperature]], which is 1 in a
-    trained model. Under a [[causal mask]] later tokens get $-\infty$.
+    divided by $\sqrt{d_h}$ so that it does not grow with the size of the head. Your [[temperature]] divides it once more; the model's
+    own is 1. Under a [[causal mask]] later tokens get $-\infty$.
 
     $$ S = \frac{QK^\top}{\sqrt{d_h}} $$
     """)
@@ -312,7 +315,7 @@ def _(A, words):
     _parts = ", ".join(f"{A[_row, _j]:.0%} of *{words[_j]}*" for _j in _best)
     _rest = 1 - A[_row, _best].sum()
     mo.md(
-        f"Read one row: after mixing, **{words[_row]}** holds {_parts}"
+        f"Read one row: what **{words[_row]}** now holds is {_parts}"
         f"{f', and {_rest:.0%} of the rest' if _rest > 0.005 else ''}. "
         "Raise the temperature and every row spreads out; lower it and each token takes from one other alone."
     )
@@ -359,11 +362,11 @@ def _():
     $$ \WV N\, N^{-1} \WO = \WV\WO $$
 
     Such a change is a [[gauge]]. It asks nothing of the rest of the network: any mask, any scale, any normalisation before the
-    head, any skip around it. It does ask that nothing stands *between* the two matrices of a pair. A rotation by position (RoPE)
+    head, any [[skip connection|skip]] around it. It does ask that nothing stands *between* the two matrices of a pair. A rotation by position (RoPE)
     or a normalisation of queries and keys stands there, and then fewer $M$ will do.
 
-    *The two circuits are from Elhage et al. (2021), the groups of $M$ and $N$ and the proof that generically there are no more from
-    Wang and Wang (2025). Lab 02 adds the change that works on the stream itself (Karbevski and Mijoski 2025, lemma 3.1).*
+    *Elhage et al. (2021) describe the two circuits. Wang and Wang (2025) prove that for almost all weights there is no other such
+    freedom inside a layer, except to renumber its heads.*
     """)
     return
 
@@ -476,7 +479,7 @@ def _():
 
     Instead of believing the formula, let the machine count. Take a small head, $d = 12$, and nudge every entry of $\WQ$ and $\WK$
     a little. Each nudge moves the circuit $\WQ\WK^\top$ in some direction. The matrix of all these directions, the Jacobian, has
-    as many vanishing singular values as there are nudges that the circuit does not feel.
+    as many vanishing singular values as there are independent nudges that the circuit does not feel.
     """)
     return
 
@@ -487,7 +490,7 @@ def _():
         1,
         8,
         value=page.number("dh", 4, 1, 8),
-        label="columns of the head, d_h",
+        label=r"columns of the head, $d_h$",
         show_value=True,
         debounce=True,
         on_change=page.keep("dh"),
@@ -556,8 +559,9 @@ def _():
     labs.prose(r"""
     ## Three matrices, priced
 
-    How much of a whole layer is invisible, and what do you lose when you drop or tie a projection? Choose a size. The default
-    is GPT-2 small. Every number is exact arithmetic; the badge shows which matrices are learned.
+    How much of a whole layer is invisible, and what do you lose when you drop a projection ($I$ takes its place) or tie two (one
+    matrix serves as both)? Choose a size. The default is GPT-2 small. The *cache* is what a model that writes text keeps of every
+    earlier token. In the last row all heads share one pair of keys and values.
     """)
     return
 
@@ -567,7 +571,7 @@ def _():
     heads = mo.ui.slider(
         steps=[1, 2, 4, 8, 12, 16, 32],
         value=page.number("heads", 12, 1, 32) if page.number("heads", 12, 1, 32) in (1, 2, 4, 8, 12, 16, 32) else 12,
-        label="heads H",
+        label=r"heads $H$",
         show_value=True,
         debounce=True,
         on_change=page.keep("heads"),
@@ -575,7 +579,7 @@ def _():
     of_head = mo.ui.slider(
         steps=[8, 16, 32, 64, 128],
         value=page.number("width", 64, 8, 128) if page.number("width", 64, 8, 128) in (8, 16, 32, 64, 128) else 64,
-        label="width of a head, d_h",
+        label=r"width of a head, $d_h$",
         show_value=True,
         debounce=True,
         on_change=page.keep("width"),
@@ -611,8 +615,8 @@ def _(d_model, heads, of_head, price):
     labs.prose(rf"""
     With all three projections learned, $2\,d\,d_h$ = {price:,} of the {4 * d_model**2:,} parameters of a layer are invisible
     ({price / (4 * d_model**2):.1%}); with {heads.value} heads that is a share of $1/(2H)$. Read the table in pairs. Setting $\WQ = I$ and
-    tying $K = V$ cost the same number of parameters and leave the same freedom, but they are different sets of functions, and only
-    the tie halves what a decoder has to remember. $\WQ = I$ with $K = V$ has nothing invisible left: every number counts. Freedom is
+    tying $K = V$ save the same number of parameters and leave the same freedom, but from two heads on they are different sets of
+    functions, and only the tie halves the cache. $\WQ = I$ with $K = V$ has nothing invisible left: every number counts. Freedom is
     not quality, though. Which of these rows *learns* well is what parts II and III of the course find out.
     """)
     return
@@ -623,7 +627,7 @@ def _():
     labs.prose(r"""
     ## What the maps of a trained model show
 
-    Look at the order of a pair. The score of *needs → a* need not be that of *a → needs*: the map has a direction. The symmetry
+    Look at the order of a pair. The score of *query* for *key* may differ from that of *key* for *query*: the map has a direction. The symmetry
     number says how much: **1** is a symmetric map, **0** has as much of one kind as of the other, **-1** is antisymmetric.
 
     On the left are the model's own queries and keys. On the right the keys serve as queries as well, $Q = K$: one matrix, as in one of
@@ -707,7 +711,8 @@ def _():
                 f"Symmetry of the query-key circuit of all {LAYERS * HEADS} heads: between {trained_circuits.min():.2f} and "
                 f"{trained_circuits.max():.2f} in the trained model, within {np.abs(random_circuits).max():.2f} of zero for random "
                 "matrices of the same size.",
-                "Columns are heads. The circuit, not one map: it holds for every sentence.",
+                "Columns are heads. This is the symmetry of the circuit, so it holds for every sentence. The tie costs layer 3, head 10 "
+                "little because its circuit is the most symmetric of all.",
             ),
             mo.Html(
                 '<div class="numbers">'
@@ -734,11 +739,11 @@ def _(random_circuits, trained_circuits):
     | statement | where | there | here |
     | --- | --- | --- | --- |
     | invisible directions in GPT-2 small | Wang and Wang (2025) | over 1.1 million of 110 million | $12 \cdot 2 \cdot 768 \cdot 64$ = {12 * 2 * 768 * 64:,} |
-    | query-key circuits of bidirectional models are symmetric | Saponati et al. (2025) | a symmetric tendency in every encoder they tested | mean {trained_circuits.mean():+.2f}, random heads within ±{np.abs(random_circuits).max():.2f} |
+    | without a causal mask, query-key circuits lean to symmetry | Saponati et al. (2025) | in every such model they tested | mean {trained_circuits.mean():+.2f}, random heads within ±{np.abs(random_circuits).max():.2f} |
     | three projections, three degrees of freedom | said in many introductions | not counted | two circuits, of $2\,d\,d_h - d_h^2$ each |
 
     The first row agrees to the digits that are published. In the second only the sign can be compared: their score of symmetry is
-    another one, and MiniLM is one model, distilled. The spread is over heads; a second trained model would be needed for more.
+    another one, and MiniLM is one model: the spread here is over heads, not over models.
     """)
     return
 

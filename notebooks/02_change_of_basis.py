@@ -53,7 +53,7 @@ def _(attend, erase, products, trained):
     figures.show(
         figures.map_figure([("as trained", _before[0]), ("query matrix = identity", _after[0])], _words),
         "Two attention maps of the same head, before and after its query matrix became the identity. They look the same; "
-        f"the largest difference between two weights is {np.abs(_after - _before).max():.0e}.",
+        f"the largest difference between two weights is {np.abs(_after - _before)[0].max():.0e}.",
         "Layer 3, head 1. Each row is a token that looks, each column a token it looks at.",
     )
     return
@@ -111,7 +111,7 @@ def _():
 @app.cell(hide_code=True)
 def _():
     labs.prose(r"""
-    This is lemma 3.1 of Karbevski and Mijoski (2025), a [[reparametrisation]]. It assumes that $\Th$ has an inverse. About what
+    This is lemma 3.1 of paper A, Karbevski and Mijoski (2025), a [[reparametrisation]]. It assumes that $\Th$ has an inverse. About what
     attention does with its three products it assumes nothing.
 
     So $\WQ$ has not vanished. It has moved: into the other two matrices, and into the input, which is now $X\WQ$. Whether a
@@ -160,7 +160,7 @@ def _():
     ## The proof, one line at a time
 
     Take 6 tokens of width 8 and random weights. Choose a basis, then move *line of the proof* to the right. Beside each line
-    stands what this computer finds for it.
+    stands what this computer finds for it: a largest difference, relative to the largest entry.
     """)
     return
 
@@ -252,7 +252,7 @@ def _(W, X, attend, line, new_W, new_X, theta, which):
                 f"*{_left} more {'line' if _left == 1 else 'lines'}: move the slider.*"
                 if _left
                 else "Lines 1 and 2 show large numbers: the input and the matrices have really changed. From line 3 on the numbers "
-                "are rounding, and line 6 is the lemma. Every number is the largest difference, relative to the largest entry."
+                "are rounding, and line 6 is the lemma."
             ),
         ]
     )
@@ -408,7 +408,7 @@ def _(errors, power, powers):
     _figure.add_hline(y=1, line={"width": 1, "color": figures.GREY})
     _figure.update_yaxes(range=[-16, 2])
     _rows = "\n".join(
-        f"| {name} | {-np.log10(unit):.1f} | {f'{_here[name]:,.0f}' if _here[name] > 1 else f'{_here[name]:.0e}'} | {max(0, -np.log10(_here[name])):.1f} |"
+        f"| {name} | {-np.log10(unit / 2):.1f} | {f'{_here[name]:,.0f}' if _here[name] > 1 else f'{_here[name]:.0e}'} | {max(0, -np.log10(_here[name])):.1f} |"
         for name, unit in measure.PRECISIONS.items()
     )
     mo.vstack(
@@ -603,7 +603,7 @@ def _(attend, erase, products, trained):
         + "\n".join(_rows)
         + rf"""
 
-    The lemma holds in every layer. It also comes with a warning that the paper does not give: trained query matrices have
+    The lemma holds in every layer. It also comes with a warning that the paper does not give: these trained query matrices have
     condition numbers in the thousands. Float32 keeps about {-np.log10(_worst["float32"]):.0f} digits; in bfloat16 the
     rewritten layer is another layer. Whoever *rewrites* a model should compute and store in float64 or float32. Whoever
     *trains* with $\WQ = I$ from the start, as in ((train_without_queries)), inverts nothing and pays nothing.
@@ -680,12 +680,12 @@ def _(attend):
         ),
         (
             "LayerNorm",
-            "also subtracts the mean coordinate, which a rotation mixes",
+            "also subtracts the mean coordinate, which most rotations mix in",
             _pointwise(lambda x: (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)),
         ),
         (
             "a read-out tied to the embedding",
-            "Θ comes in twice, so ΘΘᵀ has to be I",
+            "one matrix makes vectors of tokens and scores of vectors: Θ comes in twice, so ΘΘᵀ has to be I",
             lambda t: (_X @ t @ (_E @ t).T, _X @ _E.T),
         ),
         (
@@ -762,7 +762,7 @@ def _(attend, erase, guess, products, trained):
             exercises.compare(
                 guess,
                 "rounding: 12 digits agree",
-                f"The largest difference between the two maps at the top is {np.abs(_after - _before).max():.0e}. On paper it is zero. "
+                f"The largest difference between the two maps at the top is {np.abs(_after - _before)[0].max():.0e}. On paper it is zero. "
                 f"The computer keeps 16 digits, and a query matrix with condition number {measure.condition(_w['Q']):,.0f} costs three to "
                 "four of them.",
             ),
@@ -852,12 +852,13 @@ def _():
     labs.prose(r"""
     ## Read on
 
-    - Karbevski and Mijoski, *Key and Value Weights Are Probably All You Need*, arXiv 2510.23912 (2025). Lemma 3.1 is this lab;
-      theorems 4.1 to 4.3 are the next ones.
-    - Graef, *Transformer tricks: removing weights for skipless transformers*, arXiv 2404.12362 (2024). The same move where there are
-      no skips.
-    - Graef and Wasielewski, *Slim attention*, arXiv 2503.05840 (2025). The lemma with $\Th = \WK$, used to halve a cache.
-    - Elhage et al., *A Mathematical Framework for Transformer Circuits* (2021). Why only products of matrices mean something.
+    - Karbevski and Mijoski, [Key and Value Weights Are Probably All You Need](https://arxiv.org/abs/2510.23912) (2025). Lemma 3.1
+      is this lab; theorems 4.1 to 4.3 are labs 04 and 05.
+    - Graef, [Transformer tricks: removing weights for skipless transformers](https://arxiv.org/abs/2404.12362) (2024). The same move
+      where there are no skips.
+    - Graef and Wasielewski, [Slim attention](https://arxiv.org/abs/2503.05840) (2025). The lemma with $\Th = \WK$, used to halve a cache.
+    - Elhage et al., [A Mathematical Framework for Transformer Circuits](https://transformer-circuits.pub/2021/framework/index.html)
+      (2021). Why only products of matrices mean something.
     - Higham, *Accuracy and Stability of Numerical Algorithms* (2002), chapters 1 and 7. Where the digits go.
     """)
     return
