@@ -95,14 +95,15 @@ class Exercise:
     def _otherwise(self, text: str) -> str:
         if self.kind == "order":
             pairs = zip(_letters(text, self.options), _letters(self.answer, self.options), strict=True)
-            return f"Not yet. {sum(a == b for a, b in pairs)} of {len(self.options)} lines are in their place."
+            return f"Not yet. In their place: {sum(a == b for a, b in pairs)} of {len(self.options)} lines."
         if self.kind == "formula":
             found, wanted = self._value(text).shape, self._value(self.answer).shape
             if found != wanted:
                 return f"This is {_shape(found)}, and the answer is {_shape(wanted)}. Check the shapes first."
             if not self.names:
                 return "Not yet. The number is another one; the hints below lead to it."
-            return "The shape is right, the values are not. Try it with small numbers on paper, or open a hint."
+            shape = "The shape is right, the values are not" if wanted else "This gives another number"
+            return f"{shape}. Try it with small numbers on paper, or open a hint."
         return "Not yet. Open a hint below."
 
 
@@ -136,6 +137,7 @@ def evaluate(text: str, names: Mapping[str, np.ndarray | float] | None = None) -
         raise AnswerError("This is longer than 200 characters. The answer is shorter.")
     text = text.replace("^", "**").replace("−", "-").replace("·", "*").replace("×", "*").replace("Θ", "Theta")
     text = re.sub(r"\s*%$", "/100", text.strip().removesuffix("."))
+    text = re.sub(r"(?<![\d.,])([1-9]\d{0,2}(?:,\d{3})+)(?![\d,])", lambda m: m[0].replace(",", ""), text)  # 589,824
     text = re.sub(r"^([-+]?\d+),(\d+)$", r"\1.\2", text)  # 0,25
     text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)\s*(?![eE][-+]?\d)(?=[A-Za-z(])", r"\1*", text)  # 4d, 2(a + b)
     try:

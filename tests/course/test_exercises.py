@@ -99,6 +99,8 @@ M = np.array([[2.0, 1.0], [1.0, 3.0]])
         ("3", 3),
         ("25 %", 0.25),
         ("0,25", 0.25),
+        ("589,824", 589824.0),
+        ("0,125", 0.125),
         ("1e-3", 1e-3),
         ("2^3", 8),
         ("4d^2", 36),
@@ -174,6 +176,7 @@ def test_unforeseen_answers_hear_something_useful():
     side, order = exercises()["02-which-side"], exercises()["01-order"]
     assert "This is a number, and the answer is 4 × 4" in side.check("3").message
     assert "shape is right" in side.check("W_K + Theta").message
+    assert "another number" in exercises()["01-freedom"].check("d").message
     assert "Names to use: W_K, Theta" in side.check("inv(theta) @ W_K").message
     assert "hints" in exercises()["02-digits-left"].check("5").message
     assert "3 of 6 lines" in order.check("F E B A D C").message
