@@ -63,6 +63,8 @@ def generate(
     """
     if ids.ndim != 2 or ids.shape[1] < 1:
         raise ValueError(f"ids of shape {tuple(ids.shape)}: allowed is (B, T) with at least one token to continue")
+    if n < 0:
+        raise ValueError(f"n={n}: allowed is a whole number from 0")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature={temperature!r}: allowed is 0 (the likeliest token) or a number above 0")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
@@ -75,10 +77,13 @@ def generate(
                 logits = model(ids[:, store.length :], store)[:, -1]  # (B, vocab)
             else:
                 logits = model(ids[:, -context:])[:, -1]
-            if temperature == 0:
+            if not logits.isfinite().all():
+                raise ValueError("the model's logits are not finite, so there is no next token: has its run diverged?")
+            if temperature < 1e-30:  # float32 cannot divide by less
                 new = logits.argmax(-1, keepdim=True)
             else:
-                weights = (logits.float() / temperature).softmax(-1).to(generator.device)
+                below = logits.float() - logits.float().amax(-1, keepdim=True)  # no overflow to infinity above
+                weights = (below / temperature).softmax(-1).to(generator.device)
                 new = torch.multinomial(weights, 1, generator=generator).to(ids.device)
             ids = torch.cat([ids, new], dim=1)
     finally:

@@ -215,7 +215,7 @@ class ViT(Transformer):
         classes: int = 10,
         pool: str = "cls",
     ):
-        if image % patch:
+        if patch < 1 or image < patch or image % patch:
             raise ValueError(f"patch={patch} does not tile image={image}: allowed are the divisors of {image}")
         if pool not in ("cls", "mean"):
             raise ValueError(f"pool={pool!r}: allowed are cls, mean")
@@ -223,13 +223,15 @@ class ViT(Transformer):
             raise ValueError("pool='cls' with causal=True: the CLS token comes first and would see only itself")
         tokens = (image // patch) ** 2 + (pool == "cls")
         super().__init__(replace(config, context=tokens))
-        self.patch, self.pool = patch, pool
+        self.patch, self.pool, self.shape = patch, pool, (channels, image, image)
         self.embed = Linear(channels * patch * patch, config.width, config.bias)
         self.cls = nn.Parameter(torch.empty(config.width)) if pool == "cls" else None
         self.readout = Linear(config.width, classes, config.bias)
         self.init_weights(0)
 
     def embedded(self, x: Tensor) -> Tensor:
+        if x.shape[1:] != self.shape:  # another shape may have as many patches, at other places
+            raise ValueError(f"images of shape {tuple(x.shape)}: allowed is (B, {', '.join(map(str, self.shape))})")
         x = self.embed(F.unfold(x, self.patch, stride=self.patch).mT)  # (B, T, C*patch*patch) -> (B, T, d)
         if self.cls is not None:
             x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1)

@@ -82,12 +82,25 @@ def test_sampling_follows_the_softmax_at_the_temperature():
     assert float((drawn.bincount(minlength=23) / 20_000 - wanted).abs().max()) < 0.015
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-45, 1e-320])
+def test_a_tiny_temperature_takes_the_likeliest_token(temperature):
+    model, ids = model_of("qkv", init_std=0.3), ids_of(2, 5)
+    assert torch.equal(generate(model, ids, 4, temperature), generate(model, ids, 4, 0))
+
+
 def test_wrong_requests_are_refused_by_name():
     model = model_of("qkv")
     with pytest.raises(ValueError, match="at least one token"):
         generate(model, ids_of(1, 0), 3)
     with pytest.raises(ValueError, match="temperature=-1"):
         generate(model, ids_of(1, 2), 3, temperature=-1)
+    with pytest.raises(ValueError, match="n=-1: allowed"):
+        generate(model, ids_of(1, 2), -1)
+    lost = model_of("qkv")
+    torch.nn.init.constant_(lost.embed.weight, float("nan"))
+    for temperature in (0, 1):
+        with pytest.raises(ValueError, match="not finite"):
+            generate(lost, ids_of(1, 2), 1, temperature)
     with pytest.raises(ValueError, match="causal=True"):
         KVCache(model_of("qkv", causal=False))
     cache = KVCache(model)

@@ -379,6 +379,13 @@ def test_wrong_inputs_are_refused_by_name():
         GPT(tiny(), 11)(tokens(1, 13))
     with pytest.raises(ValueError, match="patch=5 does not tile image=28"):
         ViT(tiny(causal=False), patch=5)
+    for patch in (0, -7, 56):
+        with pytest.raises(ValueError, match=f"patch={patch} does not tile image=28"):
+            ViT(tiny(causal=False), patch=patch)
+    vit = ViT(tiny(causal=False), image=8, patch=2)
+    for shape in ((2, 1, 4, 16), (2, 1, 9, 9), (2, 3, 8, 8), (1, 8, 8)):  # the first two have 16 patches as well
+        with pytest.raises(ValueError, match=r"allowed is \(B, 1, 8, 8\)"):
+            vit(torch.zeros(shape))
     with pytest.raises(ValueError, match="CLS token comes first"):
         ViT(tiny())
     with pytest.raises(ValueError, match="pool='max': allowed are cls, mean"):
