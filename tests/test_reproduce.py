@@ -185,3 +185,14 @@ def test_shipped_weights_have_the_loss_the_record_says(run):
 def test_an_unknown_shipped_run_is_refused():
     with pytest.raises(ValueError, match="no shipped run is called 'x'"):
         shipped.shipped("x")
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "{", '{"configs": {}}'])
+def test_a_damaged_record_is_named(content, tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped, "data_dir", lambda: tmp_path)
+    (tmp_path / "runs" / "broken").mkdir(parents=True)
+    (tmp_path / "runs" / "broken" / "record.json").write_text(content)
+    shipped.shipped.cache_clear()
+    with pytest.raises(DataError, match=r"broken.record\.json is damaged .*git checkout"):
+        shipped.shipped("broken")
+    shipped.shipped.cache_clear()

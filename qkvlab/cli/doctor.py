@@ -159,7 +159,9 @@ def disk() -> Check:
     from qkvlab.training.runs import runs_dir
 
     folder = Path(runs_dir())
-    there = next(p for p in (folder, *folder.parents) if p.is_dir())
+    there = next(p for p in (folder, *folder.parents) if p.exists())
+    if not there.is_dir():
+        return Check("FAIL", "Disk", f"{there} is a file", "set QKVLAB_RUNS to a folder of yours")
     free = shutil.disk_usage(there).free
     found = f"{free / GB:.1f} GB free for runs in {folder}"
     if not os.access(there, os.W_OK):

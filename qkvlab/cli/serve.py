@@ -66,13 +66,15 @@ def _is_free(host: str, port: int) -> bool:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
+        except (OSError, TypeError, UnicodeError):  # the last two for a name that no host can have
             return False
         return True
 
 
 def choose_port(host: str, port: int | None) -> int:
     """`port` itself if it is free, else an error that says so; without one, the first free port from 2718 on."""
+    if not _is_free(host, 0):
+        raise click.UsageError(f"--host {host!r} is not an address of this machine: leave it out, or take 0.0.0.0")
     if port is not None:
         if not _is_free(host, port):
             raise click.UsageError(f"port {port} on {host} is taken or not allowed; give another, or leave --port out")
@@ -228,8 +230,7 @@ def command(
     folder = labs_dir()
     lab_files(folder)  # refuse before anything is copied
     labs = lab_files(editable_labs(folder) if edit else folder)
-    if port:
-        choose_port(host, port)  # say so now, not after the imports
+    choose_port(host, port)  # say so now, not after the imports
 
     # Before numpy and torch are imported, and once: all sessions share the process. Models of these sizes train
     # fastest with one thread each, several times faster than with two on a busy machine.

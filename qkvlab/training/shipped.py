@@ -32,8 +32,11 @@ def shipped(name: str) -> "ShippedRun":
     if name not in shipped_names():
         raise ValueError(f"no shipped run is called {name!r}: there are {', '.join(shipped_names()) or 'none'}")
     try:
-        return ShippedRun(name, json.loads(path.read_text(encoding="utf-8")), path.parent)
-    except (OSError, ValueError) as error:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if absent := {"question", "provenance", "configs", "runs", "tuning", "chosen", "cost"}.difference(record):
+            raise ValueError(f"it has no {', '.join(sorted(absent))}")
+        return ShippedRun(name, record, path.parent)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): restore it with `git checkout data/runs/{name}`") from None
 
 

@@ -79,6 +79,13 @@ def test_disk(free, state, monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir()), "a check changes nothing"
 
 
+def test_a_file_where_runs_should_go(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QKVLAB_RUNS", str(tmp_path / "file"))
+    row = doctor.disk()
+    assert row.state == "FAIL" and "is a file" in row.found
+
+
 @pytest.mark.parametrize("version, state", [((3, 10, 9), "FAIL"), ((3, 12, 1), "OK"), ((3, 15, 0), "WARN")])
 def test_python(version, state, monkeypatch):
     monkeypatch.setattr(doctor.sys, "version_info", version)

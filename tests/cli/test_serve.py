@@ -49,6 +49,16 @@ def test_without_a_port_the_next_free_one_is_chosen(monkeypatch):
         assert serve.choose_port("127.0.0.1", None) > port
 
 
+@pytest.mark.parametrize("host", ["192.0.2.7", "a..b", "ü" * 300])
+def test_an_address_of_another_machine_is_refused_as_one(host, monkeypatch):
+    asked = []
+    free = serve._is_free
+    monkeypatch.setattr(serve, "_is_free", lambda *a: asked.append(a) or free(*a))
+    result = CliRunner().invoke(main, ["--host", host, "--password", "p", "--no-browser"])
+    assert result.exit_code == 2 and "not an address of this machine" in result.output
+    assert len(asked) == 1  # not each of 200 ports, which takes minutes where no name server answers
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
 def test_other_machines_need_a_password(host):
     result = CliRunner().invoke(main, ["--host", host, "--no-browser"])
