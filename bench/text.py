@@ -62,6 +62,11 @@ def score(logits: Callable[[Tensor], Tensor], ids: list[int]) -> float:
     return total / SCORED
 
 
+def undisturbed(seconds: np.ndarray) -> float:
+    """Milliseconds of an iteration that nothing interrupts: the tenth percentile. A busy machine makes medians noise."""
+    return float(np.quantile(seconds, 0.1)) * 1e3
+
+
 # Workers: each runs in its own process and prints JSON
 
 
@@ -105,8 +110,8 @@ def run_peer(peer: Path, iterations: int, seed: int) -> dict[str, Any]:
         "loss": score(lambda x: model(x, x)[0], [code[c] for c in valid]),
         "seconds": total[0],
         "cpu_seconds": total[1],
-        "ms": statistics.median(taken[10:, 0]) * 1e3,
-        "cpu_ms": statistics.median(taken[10:, 1]) * 1e3,
+        "ms": undisturbed(taken[10:, 0]),
+        "cpu_ms": undisturbed(taken[10:, 1]),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
@@ -121,8 +126,8 @@ def run_same(iterations: int, seed: int) -> dict[str, Any]:
         wall, cpu = time.perf_counter(), time.process_time()
         next(trainer)
         taken.append((time.perf_counter() - wall, time.process_time() - cpu))
-    wall, cpu = (statistics.median(side) * 1e3 for side in zip(*taken[10:], strict=True))
-    return {"ms": wall, "cpu_ms": cpu, "parameters": _parameters(trainer)}
+    wall, cpu = np.array(taken[10:]).T
+    return {"ms": undisturbed(wall), "cpu_ms": undisturbed(cpu), "parameters": _parameters(trainer)}
 
 
 def run_fast(seed: int, settings: str) -> dict[str, Any]:
