@@ -131,24 +131,23 @@ def _():
 
     ((change_of_basis|Lab 02)) made $\WQ$ disappear from a head by a change of basis. That needs the rest of the network to follow, and
     with LayerNorm and a [[skip connection|skip]] around both sub-blocks it cannot follow everywhere. So a GPT *trained* without
-    $\WQ$ is another model, not the same one written differently. Paper A trained it all the same.
+    $\WQ$ is another model, not the same one written differently. Paper A, Karbevski and Mijoski (2025), trained it all the same.
     """),
             labs.box(
                 "claim",
                 r"""
-    **Claim 8.1.** Take a pre-LayerNorm GPT of width $d$ with MLP factor 4 and set $\WQ = I$ in every layer.
+    **Claim 8.1.** Take a GPT of width $d$ with LayerNorm before each sub-block and MLPs $4d$ wide, and set $\WQ = I$ in every layer.
 
     1. It loses $d^2$ parameters a layer: $d^2$ of $4d^2$ in attention, 25 %, and $d^2$ of $12d^2$ in the block, 8.33 %.
-    2. It is a restriction. Head $h$ asks with $d_h$ fixed coordinates of the [[residual stream]], so only $d_h$ rows of its
-       matrix $\WQ^h \WK^{h\top}$ can differ from zero.
-    3. Before the first step its queries are larger by the factor $1/(\sigma\sqrt d)$, where $\sigma$ is the initial spread of the
-       weights. So are its logits, unless their scale changes.
+    2. It is a restriction. Head $h$ asks with $d_h$ fixed coordinates of its input, so only $d_h$ rows of its [[circuit]]
+       $\WQ^h \WK^{h\top}$ can differ from zero.
+    3. Before the first step its queries are larger by the factor $1/(\sigma\sqrt d)$, where $\sigma$ is the standard deviation of the
+       initial weights. So are its attention [[logit|logits]], unless their scale changes.
     """,
             ),
             labs.prose(r"""
-    Points 1 and 3 are in Karbevski and Mijoski (2025), section 5, who halve the scale because $\sigma\sqrt d = 0.02\sqrt{768} = 0.554$. Point 2
-    is arithmetic. None of their theorems covers this network: 4.1 gives one layer, 4.2 needs a skip around attention only, and all of
-    them need a network without normalisation.
+    Points 1 and 3 are in its section 5, which halves the scale because $\sigma\sqrt d = 0.02\sqrt{768} = 0.554$. Point 2
+    is arithmetic. None of its theorems covers this network: all of them need a network without normalisation.
     """),
         ],
         gap=0,
@@ -228,14 +227,14 @@ def _(d_check, with_q, without_q):
             _model = GPT(ModelConfig(variant=_slug, layers=4, width=_d, heads=4, mlp=_mlp, context=64), 78)
             _without, _all = count_parameters(_model), count_parameters(_model, embeddings=True)
             _note = f", MLP ×{_mlp:g}" if _mlp != 4 else ""
-            _name = f'<span class="badge-label">{badge.badge_svg(_slug, 16)} {labs.matrices(variant(_slug).label)}{_note}</span>'
+            _name = f'<span class="badge-label">{badge.badge_svg(_slug, 16)} <span>{labs.matrices(variant(_slug).label)}{_note}</span></span>'
             _lines.append(f"| {_name} | {_without:,} | {8 * _all / 1e6:.2f} MB |")
     mo.vstack(
         [
             mo.md(
                 labs.number(
                     f"{_matching:.2f}",
-                    f"the logit scale that makes both start alike at d = {_d}: "
+                    f"the logit scale that makes both start alike at d = {_d}. "
                     f"queries spread {with_q[0]:.3f} with a matrix, {without_q[0]:.3f} without",
                     "exact" if _ok else "fails",
                     "paper A's ½ fits" if _ok else "paper A's ½ does not fit",
@@ -271,9 +270,10 @@ def _():
     labs.prose(r"""
     ## Play: train them yourself
 
-    Choose the models and press *Train*. All of them see the same batches and start from the same numbers wherever they have a
-    matrix in common, so what differs between the curves is the missing matrix, and chance. Two models of 600 steps take about half a
-    minute on a laptop. The page stays alive meanwhile: pause, look at the maps, go on.
+    Choose the models and press *Train*. The recipe `paper` is paper A's, scaled down; `fast` is a newer one for a short class. All models
+    see the same batches and start from the same numbers wherever they have a matrix in common. Two models of 600 steps take about half a
+    minute on a laptop. The page stays alive meanwhile: pause, look at the maps, go on. *Pin* keeps
+    curves to compare with the next run, *Late steps* enlarges the end of them.
     """)
     return
 
@@ -443,7 +443,7 @@ def _(ARMS, SIZES, decay, device, everywhere, heads, models, recipe_name, run, s
 @app.cell(hide_code=True)
 def _(problem, recipe_name):
     _hint = (
-        "Under `fast`, QK-norm gives every query and key the same length, with $W_Q$ or without. Both start with equal logits, so "
+        "Under `fast`, QK-norm gives every query and key the same length, with $W_Q$ or without. Both start with equally large logits, so "
         "`fast` hides what this lab asks about. Use `paper` to see it."
     )
     mo.vstack(
@@ -484,7 +484,7 @@ def _(configs, grid, panel):
 def _():
     prompt = mo.ui.text(
         value=str(page.address().get("prompt") or "To be, or not to be, that is"),
-        label="text for the maps, and to be continued",
+        label="a text for the maps, which a paused model continues",
         full_width=True,
         on_change=page.keep("prompt"),
     )
@@ -503,7 +503,8 @@ def _(attached, panel, prompt):
         text, unreadable = "To be, or not to be, that is", str(_error)
     if panel.controller:
         panel.controller.show_probe(text)
-    mo.callout(mo.md(f"{escape(unreadable)}. The maps use *{text}* instead."), kind="warn") if unreadable else None
+    unreadable = escape(unreadable[:1].upper() + unreadable[1:].partition("; it has")[0])
+    mo.callout(mo.md(f"{unreadable}. The maps use *{text}* instead."), kind="warn") if unreadable else None
     return (text,)
 
 
@@ -539,11 +540,14 @@ def _(panel, panel_view, text):
 
 
 @app.cell(hide_code=True)
-def _():
-    labs.prose(r"""
+def _(NAMES, run):
+    _letters = "; ".join(
+        f"{_letter} is {labs.matrices(NAMES[_arm])}" for _letter, _arm in zip("ABCD", run.arms, strict=True)
+    )
+    labs.prose(rf"""
     ## What the paper found, what we find
 
-    Here are the names. Each of the four had its logit scale and its learning rate tuned, on a seed that is not shown, and then
+    Here are the names: {_letters}. Each of the four had its logit scale and its learning rate tuned, on a seed that is not shown, and then
     ran to the end of its schedule.
     """)
     return
@@ -591,7 +595,7 @@ def _(NAMES, run):
         _theirs = PAPER[_arm] - PAPER["qkv"]
         _rest = NAMES[_arm].removeprefix(variant(_slug).label)
         _lines.append(
-            f'| <span class="badge-label">{badge.badge_svg(_slug, 16)} {labs.matrices(variant(_slug).label)}{_rest}</span> | '
+            f'| <span class="badge-label">{badge.badge_svg(_slug, 16)} <span>{labs.matrices(variant(_slug).label)}{_rest}</span></span> | '
             f"{PAPER[_arm]:.3f} | "
             f"{'reference' if not _theirs else f'{_theirs:+.3f}'} | {_row.parameters:,} | {_row.mean:.4f}\u00a0±\u00a0{_row.spread or 0:.4f} | {_gap} | "
             f"{_tuned['logit_scale']:g} | {_tuned['lr']:g} |"
@@ -599,7 +603,7 @@ def _(NAMES, run):
     mo.vstack(
         [
             wide(
-                "| model | paper A: loss | difference | ours: parameters | loss ± spread over seeds | difference, 95 % | logit scale | rate |\n"
+                "| model | paper A: loss | difference | ours: parameters | loss ± spread over seeds | difference, 95 % | logit scale | learning rate |\n"
                 "|:--|--:|--:|--:|--:|--:|--:|--:|\n" + "\n".join(_lines)
             ),
             labs.prose(
@@ -653,7 +657,9 @@ def _(NAMES, PAPER, run, table):
 @app.cell(hide_code=True)
 def _(NAMES, run):
     _arms = [arm for arm in ("qkv", "identity-q") if any(t["arm"] == arm for t in run.tuning)]
-    _first = next(t for t in run.tuning if t["arm"] == "identity-q")  # its rate and length are those of the whole ladder
+    _first = next(
+        t for t in run.tuning if t["arm"] == "identity-q"
+    )  # its rate and length are those of the whole ladder
     ladders = {
         arm: sorted(
             {
@@ -718,20 +724,31 @@ def _(ladder_steps, ladders, run, table):
 def _(NAMES, run):
     def cost_table(cost):
         base = cost["qkv"]
+        change = lambda new, old: (
+            "reference"
+            if new is old
+            else f"{100 * (new / old - 1):+.1f} %".replace("-0.0", "0.0").replace("+0.0", "0.0")
+        )
         lines = [
-            f'| <span class="badge-label">{labs.matrices(NAMES[arm])}</span> | '
-            f"{c['step_ms']:.1f} ms | {100 * (c['step_ms'] / base['step_ms'] - 1):+.1f} % | "
-            f"{c['optimiser_bytes'] / 1e6:.2f} MB | {100 * (c['optimiser_bytes'] / base['optimiser_bytes'] - 1):+.1f} % |"
+            f'| <span style="white-space:nowrap">{labs.matrices(NAMES[arm])}</span> | '
+            f"{c['step_ms']:.1f} ms | {change(c['step_ms'], base['step_ms'])} | "
+            f"{c['optimiser_bytes'] / 1e6:.2f} MB | {change(c['optimiser_bytes'], base['optimiser_bytes'])} |"
             for arm, c in cost.items()
         ]
         return wide("| model | one step | | optimiser memory | |\n|:--|--:|--:|--:|--:|\n" + "\n".join(lines))
 
+    _faster = 1 - run.cost["identity-q"]["step_ms"] / run.cost["qkv"]["step_ms"]
+    _time = (
+        f" and {_faster:.0%} of a step's time"
+        if _faster > 0.02
+        else "; of the time of a step it saves nothing that this measurement can see"
+    )
     mo.vstack(
         [
             mo.md("### What a step costs"),
             cost_table(run.cost),
             labs.prose(f"""
-    Medians of interleaved steps on {run.provenance["machine"]}. The missing matrix saves memory exactly and time a little. It does not
+    Medians of interleaved steps on {run.provenance["machine"]}. The missing matrix saves its own memory{_time}. It does not
     touch the key/value cache: queries are never cached.
     """),
         ],
@@ -754,7 +771,8 @@ def _(cost_table, measure_here, panel, run):
         getattr(panel.controller, "status", "") == "running",
         mo.callout(mo.md("Pause the training first: it would be measured with it."), kind="warn"),
     )
-    here = experiments.cost(experiments.EXPERIMENTS[run.name], run.chosen, rounds=8, steps=2)
+    with mo.status.spinner("Taking steps in turn with each model"):
+        here = experiments.cost(experiments.EXPERIMENTS[run.name], run.chosen, rounds=8, steps=2)
     cost_table(here)
     return (here,)
 
@@ -780,7 +798,7 @@ def _(run, table):
     cannot see anything smaller. Paired by seed, with the same batches and equal initial values, the interval for $\WQ = I$ is ± {table["identity-q"].interval or 0:.4f}.
 
     **A control to run yourself.** Choose the recipe `fast` above. QK-norm makes every query equally long, with $\WQ$ or without, so point 3 of the claim no longer holds: both models start
-    with equal logits. Train both at scale 1. Is the gap smaller than under `paper`? Then move the scale. It is now a temperature, and for both alike.
+    with equally large logits. Train both at scale 1. Is the gap smaller than under `paper`? Then move the scale. It is now a temperature, and for both alike.
     """),
         ],
         gap=0,
@@ -853,11 +871,12 @@ def _(ask_paired):
 @app.cell(hide_code=True)
 def _(GUESSES, guess, table):
     _gap = table["identity-q"].difference
-    exercises.compare(
+    _said = exercises.compare(
         guess,
         GUESSES[0 if _gap > 0.1 else 1 if _gap > 0.01 else 2 if _gap >= -0.01 else 3],
-        f"Tuned on its own, the model without W<sub>Q</sub> ends {_gap:+.3f} nats from the one with it. Its logit scale had to be found first.",
+        f"Tuned on its own, the model without {labs.matrices('W_Q')} ends {_gap:+.3f} nats from the one with it. Its logit scale had to be found first.",
     )
+    mo.vstack([mo.md("## Your prediction"), _said])
     return
 
 
@@ -866,11 +885,11 @@ def _():
     mo.md(r"""
     ## Read on
 
-    - Karbevski and Mijoski, *Key and Value Weights Are Probably All You Need*, arXiv 2510.23912 (2025). Section 5 is this lab at 124 M parameters.
-    - Heimersheim, *You can remove GPT-2's LayerNorm by fine-tuning*, arXiv 2409.13710 (2024). What the theorems would need.
-    - Karbevski, *Beyond Linearity in Attention Projections*, arXiv 2603.13381 (2026). If not a matrix, then what? Lab 10.
-    - Dehghani et al., *Scaling Vision Transformers to 22 Billion Parameters*, arXiv 2302.05442 (2023). Why logits grow, and QK-norm.
-    - Karpathy, *nanoGPT* (2022). The code both papers started from.
+    - Karbevski and Mijoski, *Key and Value Weights Are Probably All You Need*, [arXiv 2510.23912](https://arxiv.org/abs/2510.23912) (2025). Section 5 is this lab at 124 M parameters.
+    - Heimersheim, *You can remove GPT-2's LayerNorm by fine-tuning*, [arXiv 2409.13710](https://arxiv.org/abs/2409.13710) (2024). What the theorems would need.
+    - Karbevski, *Beyond Linearity in Attention Projections*, [arXiv 2603.13381](https://arxiv.org/abs/2603.13381) (2026). If not a matrix, then what? Lab 10.
+    - Dehghani et al., *Scaling Vision Transformers to 22 Billion Parameters*, [arXiv 2302.05442](https://arxiv.org/abs/2302.05442) (2023). Why logits grow, and QK-norm.
+    - Karpathy, [nanoGPT](https://github.com/karpathy/nanoGPT) (2022). The code both papers started from.
     """)
     return
 
