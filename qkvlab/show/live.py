@@ -244,7 +244,9 @@ class Live:
             self.close("drop")
             (self.successor or self._again())._ready()
         elif name in ("play", "step") and self.status in ("done", "diverged", "error"):
-            self._again().command(name)
+            live = self.successor or self._again()  # settings that were changed meanwhile count now
+            live._ready(keep=True)
+            live.command(name)
         elif name == "play":
             self._go("run")
         elif name == "step":
@@ -562,11 +564,12 @@ class Live:
         if self._sent < len(self.rows):
             self._draw_curves()
         where = f"At step {self.step} of {self.steps}."
+        changed = self.successor is not None and self.successor.arms != self.arms
         words = {
             "paused": f"{where} Step takes one step of each model.",
             "saved": f"{where} This run was here before the page was reloaded. Resume goes on, Reset begins anew.",
             "stopped": f"{where} Resume goes on from here.",
-            "done": f"All {self.steps} steps taken.",
+            "done": f"All {self.steps} steps taken." + " Train again takes the settings of this page." * changed,
         }
         self._draw_maps(keep=True)
         start = time.perf_counter()

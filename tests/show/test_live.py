@@ -206,6 +206,20 @@ def test_settings_changed_while_a_run_is_unfinished_wait_for_reset():
     assert [arm["label"] for arm in page.panel.arms] == ["Q=K=V"] and page.panel.status == "ready"
 
 
+def test_settings_changed_while_a_run_goes_on_count_when_it_trains_again():
+    page = Page(PAIR)
+    page.press("step")
+    until(lambda: page.panel.status == "paused")
+    Live([tiny("tie-qkv")], page.panel, page.grid)
+    page.press("play")
+    page.wait("done")
+    assert len(page.panel.arms) == 2 and "settings of this page" in page.panel.message
+    page.press("play")
+    until(lambda: page.now is not page.live)
+    page.wait("done")
+    assert [arm["label"] for arm in page.panel.arms] == ["Q=K=V"]
+
+
 def test_settings_changed_after_a_run_leave_its_curves_until_train():
     page = Page(PAIR)
     page.press("play")
