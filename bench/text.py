@@ -63,7 +63,7 @@ def score(logits: Callable[[Tensor], Tensor], ids: list[int]) -> float:
 
 
 def undisturbed(seconds: np.ndarray) -> float:
-    """Milliseconds of an iteration that nothing interrupts: the tenth percentile. A busy machine makes medians noise."""
+    """Milliseconds of an iteration that nothing interrupts: the tenth percentile (load makes medians noise)."""
     return float(np.quantile(seconds, 0.1)) * 1e3
 
 
