@@ -235,7 +235,7 @@ def _(d_check, with_q, without_q):
                 labs.number(
                     f"{_matching:.2f}",
                     f"the logit scale that makes both start alike at d = {_d}. "
-                    f"queries spread {with_q[0]:.3f} with a matrix, {without_q[0]:.3f} without",
+                    f"Queries spread {with_q[0]:.3f} with a matrix, {without_q[0]:.3f} without",
                     "exact" if _ok else "fails",
                     "paper A's ½ fits" if _ok else "paper A's ½ does not fit",
                 )
@@ -649,7 +649,7 @@ def _(NAMES, PAPER, run, table):
         ticktext=[legend(NAMES[a]) for a in _others],
         range=[-0.5, len(_others) - 0.4],
     )
-    _fig.update_xaxes(title="loss minus that of Q, K, V (right: worse), nats")
+    _fig.update_xaxes(title="loss minus that of Q, K, V, nats")
     figures.show(_fig, caption="Seed by seed against the full model. Left of the line is better than Q, K, V.")
     return
 
@@ -697,6 +697,8 @@ def _(ladder_steps, ladders, run, table):
     _low = min(_losses)
     _from = "paper A's ½" if _low == 0.5 else f"scale {_low:g}"
     _gap, _cost = table["identity-q"], _losses[_low] - _losses[_best]
+    _more = "more" if _cost > abs(_taken) else "no more"
+    _half = "here it is also the best" if _best == 0.5 else "it is not where this model learns best"
     _big, _small = table["identity-q:mlp=4.5"], table["qkv:mlp=3.5"]
     _sure = lambda row: abs(row.difference) > (row.interval or 9)
     _word = lambda row: (
@@ -705,9 +707,9 @@ def _(ladder_steps, ladders, run, table):
     labs.prose(rf"""
     **The honest reading.**
 
-    - At this width the scale of the logits moves the loss more than the matrix does. For $\WQ = I$, in runs of {ladder_steps} steps, going from
+    - At this width the scale of the logits moves the loss {_more} than the matrix does. For $\WQ = I$, in runs of {ladder_steps} steps, going from
       {_from} to the best scale here ({_best:g}) gains **{_cost:.3f}** nats; taking the matrix away, each model at its best scale, moves the loss by
-      **{_taken:+.3f}**. Half is right for $d = 768$ and $\sigma = 0.02$, not for $d = {run.config("qkv").model.width}$.
+      **{_taken:+.3f}**. Half lets the two models start alike, here as in paper A; {_half}.
     - At equal width $\WQ = I$ is {_word(_gap)}: {_gap.difference:+.3f} ± {_gap.interval or 0:.3f} nats. Paper A has +0.002, from one seed, in a model whose heads are
       {64 // (run.config("qkv").model.width // run.config("qkv").model.heads)} times as wide: there each head asks with more coordinates (point 2 of the claim).
     - At equal parameters: $\WQ = I$ with the larger MLP is {_word(_big)}, {_big.difference:+.3f} ± {_big.interval or 0:.3f} (paper A −0.012). Q, K, V with the smaller MLP, as small as
@@ -731,7 +733,7 @@ def _(NAMES, run):
         )
         lines = [
             f'| <span style="white-space:nowrap">{labs.matrices(NAMES[arm])}</span> | '
-            f"{c['step_ms']:.1f} ms | {change(c['step_ms'], base['step_ms'])} | "
+            f"{c['step_ms']:.1f}\u00a0ms | {change(c['step_ms'], base['step_ms'])} | "
             f"{c['optimiser_bytes'] / 1e6:.2f} MB | {change(c['optimiser_bytes'], base['optimiser_bytes'])} |"
             for arm, c in cost.items()
         ]
@@ -787,7 +789,7 @@ def _(run, table):
             labs.box(
                 "limit",
                 r"""
-    - One text, one width, one length of training. More training and wider heads shrink the gap; how far, this lab does not show.
+    - One text, one width, one length of training. What more training or wider heads would do to the gap, it does not show.
     - Only the loss. Nothing here says what the models can do with it.
     - $\WQ = I$ saves parameters and optimiser memory, not the cache. Labs on shared keys and values come later.
     - "Replace $\WQ$ of a trained model by $I$" is neither this lab nor the lemma: it destroys the layer (lab 02).
@@ -889,7 +891,7 @@ def _():
     - Heimersheim, *You can remove GPT-2's LayerNorm by fine-tuning*, [arXiv 2409.13710](https://arxiv.org/abs/2409.13710) (2024). What the theorems would need.
     - Karbevski, *Beyond Linearity in Attention Projections*, [arXiv 2603.13381](https://arxiv.org/abs/2603.13381) (2026). If not a matrix, then what? Lab 10.
     - Dehghani et al., *Scaling Vision Transformers to 22 Billion Parameters*, [arXiv 2302.05442](https://arxiv.org/abs/2302.05442) (2023). Why logits grow, and QK-norm.
-    - Karpathy, [nanoGPT](https://github.com/karpathy/nanoGPT) (2022). The code both papers started from.
+    - Karpathy, [nanoGPT](https://github.com/karpathy/nanoGPT) (2022). The code paper A started from.
     """)
     return
 

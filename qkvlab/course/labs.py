@@ -120,8 +120,7 @@ LABS: tuple[Lab, ...] = (
         "the identity: almost never.", 25, "lab 05"),
     Lab(8, "train_without_queries", "training", "Train without queries",
         "Does a real model miss its query matrix?",
-        "A small GPT trains without W_Q; how close it comes depends on the scale of its logits more than "
-        "on anything else.",
+        "A small GPT trains without W_Q; how close it comes depends first of all on the scale of its logits.",
         40, "lab 02; having trained a network once helps", (
             "train a GPT with and without W_Q on the same batches, and compare them fairly",
             "say what a quarter of the attention parameters buys when it is spent elsewhere",
@@ -263,7 +262,7 @@ def footer(slug: str) -> mo.Html:
     for word, row in (("Previous", LABS[:here][::-1]), ("Next", LABS[here + 1 :])):
         if row:
             open_now = next((lab for lab in row if lab.written), row[0])
-            onward = "" if row[0].written else f"<br>open now: {anchor(open_now.slug)}"
+            onward = f"<br>open now: {anchor(open_now.slug)}" if open_now.written and open_now != row[0] else ""
             cells.append(
                 f'<div class="lab-{word.lower()}"><small>{word}</small><br>{anchor(row[0].slug)}{onward}</div>'
             )

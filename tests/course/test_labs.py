@@ -74,6 +74,8 @@ def test_the_foot_links_what_is_written_and_only_names_what_is_not():
     assert ahead.links == ["?file=01_three_projections.py", "?file=08_train_without_queries.py"]
     assert Words(labs.footer("start_here").text).links == ["?file=01_three_projections.py"]
     assert Words(labs.footer("playground").text).links == ["?file=08_train_without_queries.py"]
+    last = labs.footer("train_without_queries").text  # nothing after it is written: its next lab is named once
+    assert last.count("09 Weight decay") == 1 and "open now" not in last.partition("Next")[2]
 
 
 def test_the_map_of_the_course_names_every_lab_and_links_the_written_ones():
