@@ -178,6 +178,29 @@ def test_a_password_is_asked_for_and_not_printed(start):
     assert "/auth/login" not in server.get(server.url + "/?access_token=open-sesame")[0]
 
 
+def test_a_parse_that_other_threads_disturb_is_repeated(monkeypatch):
+    import ast
+
+    from marimo._ast import compiler, transformers
+
+    failures = [SystemError("AST constructor recursion depth mismatch (before=192, after=76)")] * 3
+
+    def disturbed(source):
+        if failures:
+            raise failures.pop()
+        return f"tree of {source}"
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+    monkeypatch.setattr(compiler, "ast_compile", compiler.ast_compile)  # put back what the next line replaces
+    monkeypatch.setattr(transformers, "compile", compile, raising=False)
+    serve._steady_parsing()
+    assert ast.parse("x") == "tree of x" and not failures
+    assert compiler.module_compile("x = 1").body and transformers.compiled_ast([])
+    failures.append(SystemError("something else"))
+    with pytest.raises(SystemError, match="something else"):
+        ast.parse("x")
+
+
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_training_in_a_thread_does_not_spoil_the_end(ends):
     """Python aborts when it ends while a thread is inside torch; whether the thread ends in time or not, it may not."""
