@@ -442,7 +442,7 @@ def _(W_K, W_O, W_Q, W_V, X, d_h, head, layer, log_kappa, place, words):
     _bound = 100 * _kappa * EPS  # rounding, magnified by two solves with a matrix of that condition
     holds = bool(map_gap < _bound and output_gap < _bound)
     _verdict = ("exact", "exact up to rounding") if holds else ("fails", "")
-    _words = lambda gap: f"{gap:.1e}" if gap < 1e-3 else f"{gap:.2f}"
+    _words = lambda gap: f"{gap:.2f}" if 1e-3 <= gap < 1e3 else f"{gap:.1e}"
     _why = {
         "inside": r"""
         The matrices changed, the head did not. What is left is rounding: it grows with the condition number, because $M$ squeezes
