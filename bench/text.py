@@ -6,7 +6,9 @@ DIR is a checkout of github.com/karpathy/nanoGPT; its own train.py runs unchange
 2. Training seconds until `fast`, at equal parameters, reaches the loss the peer ends with. Target: at most a third.
 
 Both are scored on the same first 50,000 characters of the validation part, in windows of 64; time spent on evaluation
-is excluded on both sides. `qkvlab data get tinyshakespeare` fetches the text.
+is excluded on both sides. Both run on one thread and wait for nothing, so CPU time is what the clock shows on a quiet
+machine; it decides, because on a busy one the clock counts the others' work. `qkvlab data get tinyshakespeare` fetches
+the text.
 """
 
 import argparse
@@ -62,11 +64,6 @@ def score(logits: Callable[[Tensor], Tensor], ids: list[int]) -> float:
     return total / SCORED
 
 
-def undisturbed(seconds: np.ndarray) -> float:
-    """Milliseconds of an iteration that nothing interrupts: the tenth percentile (load makes medians noise)."""
-    return float(np.quantile(seconds, 0.1)) * 1e3
-
-
 # Workers: each runs in its own process and prints JSON
 
 
@@ -110,8 +107,8 @@ def run_peer(peer: Path, iterations: int, seed: int) -> dict[str, Any]:
         "loss": score(lambda x: model(x, x)[0], [code[c] for c in valid]),
         "seconds": total[0],
         "cpu_seconds": total[1],
-        "ms": undisturbed(taken[10:, 0]),
-        "cpu_ms": undisturbed(taken[10:, 1]),
+        "ms": statistics.median(taken[10:, 0]) * 1e3,
+        "cpu_ms": statistics.median(taken[10:, 1]) * 1e3,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
@@ -126,8 +123,8 @@ def run_same(iterations: int, seed: int) -> dict[str, Any]:
         wall, cpu = time.perf_counter(), time.process_time()
         next(trainer)
         taken.append((time.perf_counter() - wall, time.process_time() - cpu))
-    wall, cpu = np.array(taken[10:]).T
-    return {"ms": undisturbed(wall), "cpu_ms": undisturbed(cpu), "parameters": _parameters(trainer)}
+    wall, cpu = (statistics.median(side) * 1e3 for side in zip(*taken[10:], strict=True))
+    return {"ms": wall, "cpu_ms": cpu, "parameters": _parameters(trainer)}
 
 
 def run_fast(seed: int, settings: str) -> dict[str, Any]:
@@ -194,20 +191,21 @@ def main() -> int:
         ends = [f"{walls[-1]:.3f}", f"{cpus[-1]:.3f}", f"{b['points'][-1][1]:.4f}"]
         rows.append([str(seed), f"{a['loss']:.4f}", f"{a['seconds']:.1f}", *reached, *ends])
     sizes = ours[0]["parameters"] / theirs[0]["parameters"]
-    summary = [["what, medians of rounds in turn", "ours", "peer", "ratio", "target"]]
+    summary = [["medians of rounds in turn", "ours", "peer", "ratio", "target"]]
     same = {}
-    for key, what in (("ms", "ms an iteration, same shape and optimiser"), ("cpu_ms", "the same in CPU time")):
+    for key, what in (("cpu_ms", "ms an iteration, same shape and optimiser: CPU time"), ("ms", "... by the clock")):
         their_ms, our_ms = ([run[key] for run in side] for side in steps.values())
         same[key] = median_ratio(our_ms, their_ms)
         both = [f"{statistics.median(side):.2f}" for side in (our_ms, their_ms)]
-        summary.append([what, *both, f"{same[key]:.3f}", "<= 1.05" if key == "ms" else ""])
+        summary.append([what, *both, f"{same[key]:.3f}", "<= 1.05" if key == "cpu_ms" else ""])
+    fraction = statistics.median(cpus)
     summary += [
-        ["seconds to the peer's final loss", "", "", f"{statistics.median(walls):.3f}", "<= 0.333"],
-        ["the same in CPU time", "", "", f"{statistics.median(cpus):.3f}", ""],
+        ["seconds to the peer's final loss: CPU time", "", "", f"{fraction:.3f}", "<= 0.333"],
+        ["... by the clock", "", "", f"{statistics.median(walls):.3f}", ""],
         ["parameters", f"{ours[0]['parameters']:,}", f"{theirs[0]['parameters']:,}", f"{sizes:.3f}", "0.9 to 1.1"],
     ]
     print(f"{machine()}\n{table(rows)}\n\n{table(summary)}")
-    return 0 if same["ms"] <= 1.05 and statistics.median(walls) <= 1 / 3 and 0.9 <= sizes <= 1.1 else 1
+    return 0 if same["cpu_ms"] <= 1.05 and fraction <= 1 / 3 and 0.9 <= sizes <= 1.1 else 1
 
 
 if __name__ == "__main__":
