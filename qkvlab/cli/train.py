@@ -81,7 +81,9 @@ def command(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's end is a Ctrl-C: what was done is kept
+    # A scheduler's end is a Ctrl-C: what was done is kept.
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGTERM, former))
     if data and os.path.exists(data):  # a path must be found again from any folder
         data = str(Path(data).resolve())
     settings = {name: value for name, value in settings.items() if value is not None}

@@ -61,6 +61,11 @@ def test_json_is_what_the_runs_are(tmp_path):
     assert one["summary"][0]["interval"] is None
 
 
+def test_the_process_gets_its_handler_of_sigterm_back(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    assert train(tmp_path, "--variants", "qkv").exit_code == 0 and signal.getsignal(signal.SIGTERM) is before
+
+
 def test_one_seed_is_not_believed(tmp_path):
     done = train(tmp_path)
     assert done.exit_code == 0 and "One seed shows no spread" in done.output and "95 %" not in done.output
