@@ -418,12 +418,15 @@ def _(ARMS, SIZES, decay, device, everywhere, heads, models, recipe_name, run, s
                 "steps": steps.value,
                 "width": width.value,
                 "heads": heads.value,
-                "weight_decay": decay.value,
                 "logit_scale": scale.value if everywhere.value or variant(_slug).query == "identity" else 1.0,
                 "eval_every": max(5, steps.value // 16),
                 "device": device.value,
                 **(
-                    {"lr": run.chosen["qkv"]["lr"], "batch": run.config("qkv").batch}
+                    {
+                        "lr": run.chosen["qkv"]["lr"],
+                        "batch": run.config("qkv").batch,
+                        "weight_decay": decay.value,
+                    }
                     if recipe_name.value == "paper"
                     else {}
                 ),
@@ -444,7 +447,7 @@ def _(ARMS, SIZES, decay, device, everywhere, heads, models, recipe_name, run, s
 def _(problem, recipe_name):
     _hint = (
         "Under `fast`, QK-norm gives every query and key the same length, with $W_Q$ or without. Both start with equally large logits, so "
-        "`fast` hides what this lab asks about. Use `paper` to see it."
+        "`fast` hides what this lab asks about. Use `paper` to see it. `fast` has no weight decay, so that slider does nothing here."
     )
     mo.vstack(
         [
