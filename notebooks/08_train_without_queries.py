@@ -526,8 +526,12 @@ def _(panel, panel_view, text):
         with _live.hold():
             for _label, _trainer in _live.models():
                 _ids = torch.tensor([_trainer.task.encode(text)], device=_trainer.device)
-                _new = generate(_trainer.model, _ids, 200, temperature=0.8)[0, _ids.shape[1] :]
-                _columns.append((_label, _trainer.step, _trainer.task.decode(_new.tolist())))
+                try:
+                    _new = generate(_trainer.model, _ids, 200, temperature=0.8)[0, _ids.shape[1] :]
+                    _more = _trainer.task.decode(_new.tolist())
+                except ValueError as _error:  # weights lost to a divergence
+                    _more = f" ({_error})"
+                _columns.append((_label, _trainer.step, _more))
     mo.Html(
         '<div class="continued" style="display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,17rem),1fr));gap:1rem">'
         + "".join(

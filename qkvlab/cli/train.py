@@ -51,7 +51,9 @@ TASKS = "text (or shakespeare), sotu, tinyshakespeare; mnist, fashion, digits; r
 @click.option("--eval-every", type=int, help="Steps between evaluations and checkpoints.")
 @click.option("--device", default="auto", show_default=True, help="auto | cpu | cuda | cuda:N | mps")
 @click.option("--dtype", help="float32 | bfloat16 (on CUDA)")
-@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads. [default: torch's]")
+@click.option(
+    "--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="CPU threads; more help wide models."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
 def command(
     task: str,
@@ -59,7 +61,7 @@ def command(
     recipe: str,
     seeds: int,
     out: Path | None,
-    threads: int | None,
+    threads: int,
     as_json: bool,
     data: str | None,
     **settings: Any,
@@ -79,8 +81,7 @@ def command(
     from qkvlab.training.runs import run_id, runs_dir
     from qkvlab.training.trainer import Trainer, build_model, resolve_device
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     # A scheduler's end is a Ctrl-C: what was done is kept.
     former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGTERM, former))
