@@ -1,9 +1,9 @@
 """What a page of ours costs beside bare marimo. `python -m bench.page` prints one table; exit 1: a target is missed.
 
 All pages come from one warm server and are opened in turn by one Chromium, which draws in software. The bare side is a
-notebook with one slider and one Plotly figure: the figures that the lab itself drew for these positions of its slider,
-read from a file, so that nothing but marimo and Plotly is in it. It gets the labs' head, which keeps MathJax from being
-asked for.
+notebook with one slider and one Plotly figure: what the lab itself drew for these positions of its slider, read from a
+file, so that nothing but marimo and Plotly is in it. It gets the labs' head, which keeps MathJax from being asked for.
+A slider of a lab may move several figures, which the browser draws in one go; so a second bare notebook draws them all.
 
 A first figure counts from the start of the navigation until its marks are in the document, a repaint from the key that
 moves the slider until the marks are of new data, both by the page's own clock. The training is two small GPTs of the
@@ -55,12 +55,15 @@ def _(drawn, mo):
     return (slider,)
 
 
+"""
+FIGURE = """
 @app.cell
 def _(drawn, go, mo, slider):
-    mo.ui.plotly(go.Figure(drawn[slider.value], skip_invalid=True))
+    mo.ui.plotly(go.Figure(drawn[slider.value][INDEX], skip_invalid=True))
     return
 
-
+"""
+RUN = """
 if __name__ == "__main__":
     app.run()
 """
@@ -138,15 +141,16 @@ window.found = (only) => {
     }
   return marks.join(' ');
 };
-window.drawn = (only) => {
-  const roots = [document];
+window.drawn = () => {
+  const roots = [document], figures = [];
+  const plain = (key, value) => ArrayBuffer.isView(value) ? Array.from(value) : value;
   for (const root of roots)
     for (const node of root.querySelectorAll('*')) {
       if (node.shadowRoot) roots.push(node.shadowRoot);
-      if (node.matches('.js-plotly-plot') && node.layout && JSON.stringify(node.layout).includes(only))
-        return JSON.parse(JSON.stringify({data: node.data, layout: node.layout},
-                                         (key, value) => ArrayBuffer.isView(value) ? Array.from(value) : value));
+      if (node.matches('.js-plotly-plot') && node.layout)
+        figures.push([id(node.data), JSON.parse(JSON.stringify({data: node.data, layout: node.layout}, plain))]);
     }
+  return figures;
 };
 window.look = () => found('') ? (window.first = performance.now()) : requestAnimationFrame(look);
 requestAnimationFrame(look);
@@ -180,6 +184,11 @@ def serve(folder: Path) -> tuple[subprocess.Popen, str]:
 
 def size(payload: str | bytes) -> int:
     return len(payload if isinstance(payload, bytes) else payload.encode())
+
+
+def bare(lab: str, which: str) -> str:
+    """The name of a bare notebook: of the one figure ("1") or of "all" that follow the slider of that lab."""
+    return f"9{list(SLIDERS).index(lab)}_bare_{which}"
 
 
 class Steered(NamedTuple):
@@ -219,17 +228,27 @@ class Bench:
         slider = page.locator(f"marimo-slider[data-label*='{label}'] [role=slider]").first
         self.steered[name] = Steered(page, frames, slider)
 
-    def capture(self, name: str, only: str) -> None:
-        """Write the figures that a lab draws for the next positions of its slider to where the bare notebook looks."""
+    def capture(self, name: str, only: str) -> int:
+        """Write bare notebooks that draw what a lab draws as its slider moves; give the number of figures that follow.
+
+        `<name>-1` has the figure that mentions `only`, `<name>-all` all that follow the slider.
+        """
         page, _, slider = self.steered[name]
         slider.focus()
-        drawn = [page.evaluate(f"drawn({only!r})")]
+        shown = [page.evaluate("drawn()")]
         for key in ["ArrowRight"] * MOVES + ["ArrowLeft"] * MOVES:
             slider.press(key)
             page.wait_for_function("window.repaint")
-            page.wait_for_timeout(1000)
-            drawn.append(page.evaluate(f"drawn({only!r})"))
-        (self.folder / f"{name}.json").write_text(json.dumps(drawn[: MOVES + 1]))
+            page.wait_for_timeout(1500)
+            shown.append(page.evaluate("drawn()"))
+        all_ = [k for k in range(len(shown[0])) if shown[0][k][0] != shown[1][k][0]]
+        one = [k for k in all_ if only in json.dumps(shown[0][k][1]["layout"])]
+        for which, figures in (("1", one), ("all", all_)):
+            file = self.folder / f"{name}-{which}.json"
+            file.write_text(json.dumps([[position[k][1] for k in figures] for position in shown[: MOVES + 1]]))
+            cells = "".join(FIGURE.replace("INDEX", str(k)) for k in range(len(figures)))
+            (self.folder / f"{bare(name, which)}.py").write_text(BARE.replace("FILE", repr(str(file))) + cells + RUN)
+        return len(all_)
 
     def repaint(self, name: str, turn: int) -> tuple[float, float]:
         """Median milliseconds from key to other marks in the figure, and bytes the server sent for a move."""
@@ -298,8 +317,8 @@ def main() -> int:
         folder = Path(scratch) / "labs"
         shutil.copytree(ROOT / "notebooks", folder, ignore=shutil.ignore_patterns("__*", "jupyter"))
         shutil.copy(ROOT / "pyproject.toml", folder)
-        for i, lab in enumerate(SLIDERS):
-            (folder / f"9{i}_bare.py").write_text(BARE.replace("FILE", repr(str(folder / f"{lab}.json"))))
+        for name in (bare(lab, which) for lab in SLIDERS for which in ("1", "all")):
+            (folder / f"{name}.py").write_text(BARE + RUN)  # the gallery takes what is there when it starts
         (folder / "99_training.py").write_text(TRAINING.replace("FILE", repr(str(folder / "unused"))))
         server, address = serve(folder)
         try:
@@ -307,39 +326,43 @@ def main() -> int:
                 executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-quic"]
             )
             bench = Bench(browser, address, folder)
-            pairs = {}
-            for i, (lab, (label, only)) in enumerate(SLIDERS.items()):
+            moves, follow = {}, {}
+            for lab, (label, only) in SLIDERS.items():
                 bench.steer(lab, label, only)
-                bench.capture(lab, only)
-                bench.steer(f"9{i}_bare", "the slider", only)
-                sides = {name: lambda turn, name=name: bench.repaint(name, turn) for name in (lab, f"9{i}_bare")}
-                pairs[lab] = interleave(sides, options.rounds)
+                follow[lab] = bench.capture(lab, only)
+                names = (lab, bare(lab, "1"), bare(lab, "all"))
+                for name in names[1:]:
+                    bench.steer(name, "the slider", only)
+                moves[lab] = interleave({n: lambda turn, n=n: bench.repaint(n, turn) for n in names}, options.rounds)
             for page, *_ in bench.steered.values():
                 page.close()
             for name in labs:  # warm: imports on the server, scripts in the browser's store
                 bench.first(name)
-            firsts = interleave({n: lambda i, n=n: bench.first(n) for n in ("90_bare", *labs)}, options.rounds)
+            plain = bare(next(iter(SLIDERS)), "1")
+            firsts = interleave({n: lambda i, n=n: bench.first(n) for n in (plain, *labs)}, options.rounds)
             runs = [bench.training(options.seconds) for _ in range(options.rounds)]
             browser.close()
         finally:
             server.terminate()
             server.wait(30)
 
-    bare = firsts.pop("90_bare")
+    theirs = firsts.pop(plain)
     rows = [["what, medians of rounds in turn", "ours", "bare", "difference or ratio", "target"]]
     later = {}
     for name, seconds in firsts.items():
-        later[name] = med(a - b for a, b in zip(seconds, bare, strict=True))
+        later[name] = med(a - b for a, b in zip(seconds, theirs, strict=True))
         what = f"first figure of {name}, s"
-        rows.append([what, f"{med(seconds):.2f}", f"{med(bare):.2f}", f"{later[name]:+.2f}", "<= +1.00"])
+        rows.append([what, f"{med(seconds):.2f}", f"{med(theirs):.2f}", f"{later[name]:+.2f}", "<= +1.00"])
     slower = {}
-    for lab, sides in pairs.items():
-        ours, theirs = sides.values()
-        slower[lab] = median_ratio([ms for ms, _ in ours], [ms for ms, _ in theirs])
-        both = [f"{med(ms for ms, _ in side):.0f}" for side in (ours, theirs)]
-        rows.append([f"repaint in {lab}, ms", *both, f"{slower[lab]:.2f}", "<= 1.30"])
-        both = [f"{med(sent for _, sent in side) / 1000:.0f}" for side in (ours, theirs)]
-        rows.append(["kB of a move, with all that follows it", *both, "", ""])
+    for lab, sides in moves.items():
+        ours, one, all_ = sides.values()
+        for what, side, target in (("", one, "<= 1.30"), (f", bare with all {follow[lab]} figures", all_, "")):
+            ratio = median_ratio([ms for ms, _ in ours], [ms for ms, _ in side])
+            slower[lab] = slower.get(lab, ratio)
+            both = [f"{med(ms for ms, _ in pages):.0f}" for pages in (ours, side)]
+            rows.append([f"repaint in {lab}{what}, ms", *both, f"{ratio:.2f}", target])
+        both = [f"{med(sent for _, sent in side) / 1000:.0f}" for side in (ours, all_)]
+        rows.append(["kB of such a move", *both, "", ""])
     share = med(run["share"] for run in runs)
     rows += [
         ["listeners' share of the training thread, %", f"{100 * share:.2f}", "", "", "<= 3.00"],
