@@ -554,8 +554,8 @@ def _(NAMES, run):
     labs.prose(rf"""
     ## What the paper found, what we find
 
-    Here are the names: {_letters}. Each of the four had its logit scale and its learning rate tuned, on a seed that is not shown, and then
-    ran to the end of its schedule.
+    Here are the names: {_letters}. Each of the four had its learning rate tuned, on a seed that is not shown, and then ran to the end of
+    its schedule. The logit scale was tuned for A and B; C takes that of B, and D that of A.
     """)
     return
 
