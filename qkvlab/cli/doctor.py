@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -193,11 +194,10 @@ def find_chromium() -> str | None:
 
 def browser() -> Check:
     """Whether `pytest` can run the browser tests. Readers need none of this: any browser of theirs will do."""
-    try:
-        found = find_chromium()
-    except ImportError:
+    if importlib.util.find_spec("playwright") is None:
         todo = "only for developers: pip install -c constraints.txt -e '.[test]'"
         return Check("WARN", "Browser tests", "playwright is not installed", todo)
+    found = find_chromium()
     if found is None:
         todo = "only for developers: apt install chromium, or playwright install chromium, or set CHROMIUM"
         return Check("WARN", "Browser tests", "no Chromium found, so pytest skips them", todo)

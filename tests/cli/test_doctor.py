@@ -98,6 +98,13 @@ def test_no_browser_is_a_warning_for_developers(monkeypatch):
     assert row.state == "WARN" and "developers" in row.todo and "CHROMIUM" in row.todo
 
 
+def test_a_browser_alone_runs_no_browser_test(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "find_chromium", lambda: "/usr/bin/chromium")
+    row = doctor.browser()
+    assert row.state == "WARN" and row.found == "playwright is not installed"
+
+
 def test_a_check_that_breaks_fails_and_the_others_go_on(monkeypatch):
     def torch():
         raise OSError("libtorch is broken")
