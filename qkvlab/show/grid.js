@@ -31,7 +31,7 @@ const visible = (token) => token.replaceAll("\n", "↵").replaceAll(" ", "␣").
 
 function render({ model, el }) {
   let frame = null; // {data, n, L, H, T, tokens, symmetry, shown, causal, step, scale, spread}
-  let head = [0, 0], cell = null, large = false, difference = false, waiting = 0;
+  let head = [0, 0], cell = null, hover = null, large = false, difference = false, waiting = 0;
   const dark = matchMedia("(prefers-color-scheme: dark)");
 
   // ---- the page
@@ -69,7 +69,7 @@ function render({ model, el }) {
       frame.spread = SCALES.find((s) => s >= gap * 0.6) ?? 1;
     }
     if (!before || before.L !== L || before.H !== H) { head = [Math.min(head[0], L - 1), Math.min(head[1], H - 1)]; }
-    if (!before || before.T !== T) cell = null;
+    if (!before || before.T !== T || before.L !== L || before.H !== H) cell = hover = null;
   };
 
   // ---- drawing
@@ -133,7 +133,7 @@ function render({ model, el }) {
     for (let i = 0; i < 220; i++) { c.fillStyle = `rgb(${table[Math.round((i / 219) * 255)]})`; c.fillRect(i, 0, 1, 20); }
     low.textContent = difference && frame.n > 1 ? `−${frame.spread}` : "0";
     high.textContent = difference && frame.n > 1 ? `+${frame.spread}` : frame.scale < 1 ? `≥ ${frame.scale}` : "1";
-    tell(false);
+    tell();
   };
   const paint = (canvas, m) => {
     const width = canvas.clientWidth, ratio = window.devicePixelRatio || 1;
@@ -192,10 +192,11 @@ function render({ model, el }) {
     }
     return parts.join(" · ");
   };
-  const tell = (focused = true) => {
+  const tell = () => { // at every drawing: what is under the pointer or has the focus stays told while a model learns
     if (!frame) return;
+    const focused = stage.contains(root.getRootNode().activeElement);
     const hint = large ? "Move over the map, or use the arrow keys, to read a weight. Escape shows all heads." : "Click a head, or press Enter on it, to enlarge it. “sym” is the symmetry of W_Q W_Kᵀ: 1 tied, 0 unrelated.";
-    readout.replaceChildren(...rich(cell || focused ? words(head, cell) : hint));
+    readout.replaceChildren(...rich(hover ? words(hover.head, hover.cell) : cell || focused ? words(head, cell) : hint));
     for (const box of stage.children) {
       const m = +box.lastChild.dataset.model, where = frame.step == null ? "" : ` at step ${frame.step}`;
       box.lastChild.setAttribute("aria-label", `${m < 0 ? `Difference of attention maps, ${name(1)} minus ${name(0)}` : `Attention maps of ${name(m)}`}${where}, ${frame.L} layers of ${frame.H} heads, ${frame.T} tokens. ${words(head, cell)}. Arrow keys move, Enter enlarges.`);
@@ -212,13 +213,13 @@ function render({ model, el }) {
     canvas.addEventListener("pointermove", (e) => {
       const hit = frame && under(e);
       if (!hit) return;
-      if (large) { cell = hit.cell; later(); } else readout.replaceChildren(...rich(words(hit.head, hit.cell)));
+      if (large) { cell = hit.cell; later(); } else { hover = hit; tell(); }
     });
-    canvas.addEventListener("pointerleave", () => { if (frame) { cell = null; later(); } });
+    canvas.addEventListener("pointerleave", () => { if (frame) { cell = hover = null; later(); } });
     canvas.addEventListener("click", (e) => {
       const hit = frame && under(e);
       if (!hit) return;
-      if (large) cell = hit.cell; else { head = hit.head; large = true; cell = null; }
+      if (large) cell = hit.cell; else { head = hit.head; large = true; cell = hover = null; }
       later();
     });
     canvas.addEventListener("focus", later); canvas.addEventListener("blur", later);
@@ -232,8 +233,9 @@ function render({ model, el }) {
       } else if (e.key === "Enter" || e.key === " ") { large = !large; cell = null; }
       else if (e.key === "Escape" && large) { large = false; cell = null; }
       else return;
+      hover = null;
       e.preventDefault(); e.stopPropagation();
-      draw(); tell();
+      draw();
     });
   };
 
