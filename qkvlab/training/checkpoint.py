@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,11 @@ class Record:
     val_accuracy: float | None = None  # where outputs are classes
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the file in one step: whoever reads it, at any moment and after any crash, finds the old or the new."""
+def write_atomic(path: Path, content: bytes, coming: Callable[[os.stat_result], None] = lambda stat: None) -> None:
+    """Replace the file in one step: whoever reads it, at any moment and after any crash, finds the old or the new.
+
+    `coming` is told the new file's stat just before it takes the old one's place.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -55,6 +59,7 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)  # mkstemp's files are private; a teacher's runs are read by the class
+        coming(os.stat(name))
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -139,11 +144,13 @@ def _checksum(tensors: dict[str, Tensor], about: str) -> str:
     return f"{crc:08x}"
 
 
-def write_checkpoint(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """`tensors` from any device; `about` is any JSON and travels in the file's metadata."""
+def write_checkpoint(
+    path: Path, tensors: dict[str, Tensor], about: dict[str, Any], coming: Callable[[os.stat_result], None]
+) -> None:
+    """`tensors` from any device; `about`, any JSON, travels in the metadata; `coming` as in `write_atomic`."""
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     text = json.dumps(about)
-    write_atomic(path, safetensors.torch.save(tensors, {"about": text, "crc32": _checksum(tensors, text)}))
+    write_atomic(path, safetensors.torch.save(tensors, {"about": text, "crc32": _checksum(tensors, text)}), coming)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -219,6 +219,7 @@ class Trainer(Iterator[Record]):
         self._whole = True  # weights, optimiser state, step and records are of one moment
         self._lines = bytearray()  # records.jsonl as it is to be
         self._saved: tuple[int, int] | None = None  # which checkpoint file is ours
+        self._coming: tuple[int, int] | None = None  # the one that is taking its place: a Ctrl-C may come between
         self._saved_step = 0
         self._save_after = 0.0
         self.folder = None if folder is None else Path(folder)
@@ -380,7 +381,7 @@ class Trainer(Iterator[Record]):
         if self.status not in ("ready", "running"):  # it has ended before
             return
         started, self.status, self.message = self.status == "running", status, message
-        if started and self.folder and self._identity() == self._saved:
+        if started and self.folder and self._is_ours():
             try:
                 disk.write_atomic(self.folder / disk.RECORDS, bytes(self._lines))
                 disk.write_json(self.folder / disk.STATUS, {"status": status, "message": message, "step": self.step})
@@ -394,21 +395,27 @@ class Trainer(Iterator[Record]):
         if self.folder is None:
             return
         path = self.folder / disk.CHECKPOINT
-        if self._identity() != self._saved:
+        if not self._is_ours():
             return self._end("interrupted", f"{path} was written or removed by someone else; this run has stopped.")
         start = time.monotonic()
         disk.write_atomic(self.folder / disk.RECORDS, bytes(self._lines))  # before the checkpoint that counts on them
         tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
         tensors |= {f"optimiser.{name}": t for name, t in self.optimiser.state_dict().items()}
-        disk.write_checkpoint(path, tensors, {"step": self.step, "seconds": self.seconds})
-        self._saved, self._saved_step = self._identity(), self.step
+        disk.write_checkpoint(path, tensors, {"step": self.step, "seconds": self.seconds}, self._expect)
+        self._saved, self._saved_step = self._coming, self.step
         took = time.monotonic() - start
         self._save_after = 0.0 if took < 0.1 else time.monotonic() + 20 * took  # a big model must not save all the time
+
+    def _expect(self, stat: os.stat_result) -> None:
+        self._coming = (stat.st_mtime_ns, stat.st_ino)
 
     def _identity(self) -> tuple[int, int] | None:
         """Which checkpoint file lies in the folder; another trainer's would be another."""
         path = self.folder / disk.CHECKPOINT  # type: ignore[operator]
         return (path.stat().st_mtime_ns, path.stat().st_ino) if path.exists() else None
+
+    def _is_ours(self) -> bool:
+        return self._identity() in (self._saved, self._coming)
 
     def _take_up(self, folder: Path) -> None:
         """Read what lies in the folder; write config.json when nothing does."""
@@ -446,7 +453,8 @@ class Trainer(Iterator[Record]):
             self.optimiser.load_state_dict(part("optimiser."))
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{path} does not fit this model (was the data changed?): {error}") from None
-        self._saved, self._saved_step = self._identity(), self.step
+        self._saved = self._coming = self._identity()
+        self._saved_step = self.step
         self.message = f"Taken up after step {self.step}."
         if self.step == self.config.steps:
             self.status, self.message = "done", f"Done: {self.step} steps."

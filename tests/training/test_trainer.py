@@ -329,6 +329,23 @@ def test_ctrl_c_on_any_line_leaves_a_run_that_goes_on_exactly(tiny, tmp_path, re
         assert same_weights(second, whole), f"line {line}"
 
 
+def test_ctrl_c_between_a_new_checkpoint_and_its_note_is_an_interruption(tiny, tmp_path, monkeypatch):
+    replace_file = os.replace
+
+    def interrupted(source, target):
+        replace_file(source, target)
+        if Path(target).name == checkpoint.CHECKPOINT:
+            monkeypatch.setattr(os, "replace", replace_file)
+            raise KeyboardInterrupt
+
+    run = Trainer(tiny(eval_every=2), tmp_path)
+    monkeypatch.setattr(os, "replace", interrupted)
+    list(run)
+    assert run.status == "interrupted" and run.message.startswith("Interrupted after step 2"), run.message
+    assert json.loads((tmp_path / checkpoint.STATUS).read_text())["status"] == "interrupted"
+    assert Trainer(tiny(eval_every=2), tmp_path).step == 2
+
+
 def test_what_a_kill_left_half_written_is_removed_later(tiny, tmp_path):
     old, new = tmp_path / ".checkpoint.safetensors.a.tmp", tmp_path / ".checkpoint.safetensors.b.tmp"
     for path in (old, new):
