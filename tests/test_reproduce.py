@@ -87,6 +87,19 @@ def test_an_interrupted_experiment_goes_on(tmp_path, monkeypatch):
     assert losses(a) == losses(b) and a["chosen"] == b["chosen"]
 
 
+def test_a_confirmation_takes_what_was_chosen_and_tunes_nothing(lab, tmp_path, monkeypatch):
+    again = replace(TINY, name="again", seeds=(3,), tuned_by="tiny", weights=())
+    monkeypatch.setitem(experiments.EXPERIMENTS, "again", again)
+    for name in ("tiny", "again"):
+        made = lab(name, "--write", str(tmp_path / "runs"))
+        assert made.exit_code == 0, made.output
+    first, second = (json.loads((tmp_path / "runs" / name / "record.json").read_text()) for name in ("tiny", "again"))
+    assert second["chosen"] == first["chosen"] and first["tuning"] and not second["tuning"]
+    assert [(run["seed"], run["lr"]) for run in second["runs"]] == [
+        (3, first["chosen"][arm]["lr"]) for arm in TINY.arms
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
