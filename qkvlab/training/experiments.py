@@ -38,8 +38,8 @@ class Experiment:
     Tuning, on a seed that is not reported and in annealed runs: first the logit scale at the first learning rate, in
     runs of `scale_steps`, then the learning rate at the best scale, in runs of full length, because shorter ones prefer
     a higher rate. Each is a ladder of factor 2 that goes on while its end is the best. An arm that names another in
-    `arms` takes that arm's scale and tunes its learning rate alone. With `tuned_by` nothing is tuned: rates and scales are
-    those that the shipped experiment of that name chose, so that new seeds confirm or refute it.
+    `arms` takes that arm's scale and tunes its learning rate alone. With `tuned_by` nothing is tuned: rates and
+    scales are those that the shipped experiment of that name chose, so that new seeds confirm or refute it.
     """
 
     name: str
