@@ -31,6 +31,9 @@ focus and tap; `((three_projections))` is a link to a lab, or its name and "comi
 `labs.state("exact" | "within noise" | "fails")` a verdict in words: HTML both, for `mo.Html(...)` or inside prose.
 `labs.box("claim", r"...")` is prose in a call-out (claim, predict, verdict, limit). Figures: `figures.show(fig)`.
 Controls: `page.controls(head=slider)`, their first values from `page.number(...)`.
+
+All of this is plainer in a Jupyter twin (`page.jupyter`), whose markdown cells have no style sheet and no script:
+`labs.prose(..., twin=r"...")` says something else there, where the text would not be true.
 """
 
 import re
@@ -219,16 +222,21 @@ def link(slug: str, **settings: Any) -> str:
     """The address of a lab beside the one that is open, with sliders set, e.g. link("three_projections", head=3).
 
     Works in the gallery (`?file=01_x.py`) and keeps the folder where the open page has one (`?file=notebooks/00_x.py`).
+    From a twin it leads to the twin beside it (`01_x.ipynb`), without settings.
     """
+    if page.jupyter:
+        return f"{find(slug).stem}.ipynb"
     here = str(page.address().get("file") or "")
     folder = here[: here.rfind("/") + 1]
     return "?" + urlencode({"file": f"{folder}{find(slug).stem}.py"} | settings, safe="/")
 
 
 def anchor(slug: str, text: str = "") -> str:
-    """HTML: a link to a lab, or its name and "coming" when it is not written yet."""
+    """HTML (markdown in a twin): a link to a lab, or its name and "coming" when it is not written yet."""
     lab = find(slug)
     text = escape(text or f"{lab.number:02d} {lab.title}")
+    if page.jupyter:
+        return f"[{text}]({link(slug)})" if lab.written else f"{text} (coming)"
     if not lab.written:
         return f'<span class="lab-coming">{text} <small>coming</small></span>'
     return f'<a href="{escape(link(slug))}" target="_self">{text}</a>'
@@ -237,6 +245,13 @@ def anchor(slug: str, text: str = "") -> str:
 def header(slug: str) -> mo.Html:
     """Title, claim, minutes, what one needs, and (folded) the goals."""
     lab = find(slug)
+    if page.jupyter:
+        goals = "".join(f"\n- {g}" for g in lab.goals)
+        return mo.md(
+            f"{PARTS[lab.part]} · lab {lab.number:02d} · {lab.minutes} minutes · you need: {lab.needs}\n\n# {lab.title}"
+            f"\n\n> **{matrices(lab.claim)}**"
+            + (goals and f"\n\n<details><summary>What you can do afterwards</summary>\n{goals}\n\n</details>")
+        )
     goals = "".join(f"<li>{escape(g)}</li>" for g in lab.goals)
     if goals:
         goals = f'<details class="lab-goals"><summary>What you can do afterwards</summary><ul>{goals}</ul></details>'
@@ -263,28 +278,40 @@ def footer(slug: str) -> mo.Html:
         if row:
             open_now = next((lab for lab in row if lab.written), row[0])
             onward = f"<br>open now: {anchor(open_now.slug)}" if open_now.written and open_now != row[0] else ""
-            cells.append(
-                f'<div class="lab-{word.lower()}"><small>{word}</small><br>{anchor(row[0].slug)}{onward}</div>'
-            )
+            neighbour = f"<small>{word}</small><br>{anchor(row[0].slug)}{onward}"
+            cells.append(neighbour if page.jupyter else f'<div class="lab-{word.lower()}">{neighbour}</div>')
+    if page.jupyter:
+        return mo.md("---\n\n" + "\n\n".join(cells))
     return mo.md(f'<nav class="lab-foot" aria-label="previous and next lab">{"".join(cells)}</nav>')
 
 
 def course_map() -> mo.Html:
     """All labs by part: the question of each, a link (or "coming"), and its minutes."""
-    html = ""
+    html = text = ""
     for part, title in PARTS.items():
-        rows = "".join(
-            f'<li><span class="map-question">{matrices(lab.question)}</span>'
-            f'<span class="map-lab">{anchor(lab.slug)}{f" · {lab.minutes} min" if lab.written else ""}</span></li>'
+        rows = [
+            (matrices(lab.question), f"{anchor(lab.slug)}{f' · {lab.minutes} min' if lab.written else ''}")
             for lab in LABS
             if lab.part == part and lab.number
-        )
-        html += f"<h3>{title}</h3><ul>{rows}</ul>" if rows else ""
+        ]
+        if rows:
+            html += f"<h3>{title}</h3><ul>" + "".join(
+                f'<li><span class="map-question">{question}</span><span class="map-lab">{where}</span></li>'
+                for question, where in rows
+            )
+            html += "</ul>"
+            text += f"\n### {title}\n\n" + "".join(f"- {question} {where}\n" for question, where in rows)
+    if page.jupyter:
+        return mo.md(text)
     return mo.Html(f'<nav class="course-map markdown prose dark:prose-invert" aria-label="all labs">{html}</nav>')
 
 
-def prose(text: str) -> mo.Html:
-    """Markdown with matrices in their colours, glossary terms and links to labs: see the top of this file."""
+def prose(text: str, twin: str | None = None) -> mo.Html:
+    """Markdown with matrices in their colours, glossary terms and links to labs: see the top of this file.
+
+    `twin` is what a Jupyter twin says instead, where `text` is not true of it.
+    """
+    text = twin if page.jupyter and twin is not None else text
     text = re.sub(r"\\W([QKVO])(?![A-Za-z])", lambda m: MATRICES[m[1]], text)
     text = re.sub(r"\\Th(?![A-Za-z])", lambda m: MATRICES["theta"], text)
     text = re.sub(r"\[\[([^]|]+)\|?([^]]*)\]\]", lambda m: term(m[1], m[2]), text)
@@ -292,15 +319,29 @@ def prose(text: str) -> mo.Html:
     return mo.md(text)
 
 
+class Box(mo.Html):
+    """A call-out around prose. As markdown it is a quotation, its formulas on one line each: no > may get into them."""
+
+    def __init__(self, kind: str, inside: mo.Html) -> None:
+        super().__init__(f'<div class="{kind}">{inside.text}</div>')
+        self.inside = inside
+
+    def _repr_markdown_(self) -> str:
+        text = re.sub(r"\$\$.*?\$\$|\$[^$]*\$", lambda m: " ".join(m[0].split()), f"{self.inside}", flags=re.S)
+        return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
+
+
 def box(kind: str, text: str) -> mo.Html:
     """A call-out (claim, predict, verdict, limit) around `prose` text."""
-    return mo.Html(f'<div class="{kind}">{prose(text).text}</div>')
+    return Box(kind, prose(text))
 
 
 def term(word: str, shown: str = "") -> str:
     """HTML: `shown` (or the word) with its glossary entry on hover, focus or tap. ValueError lists the glossary."""
     if word not in GLOSSARY:
         raise ValueError(f"{word!r} is not in the glossary; it has {', '.join(GLOSSARY)}")
+    if page.jupyter:  # whose sanitiser leaves no more than this
+        return f'<abbr title="{escape(GLOSSARY[word])}">{escape(shown or word)}</abbr>'
     return (
         f'<span class="term" tabindex="0" role="note" aria-label="{escape(word)}: {escape(GLOSSARY[word])}">'
         f'{escape(shown or word)}<span class="term-note" aria-hidden="true">{escape(GLOSSARY[word])}</span></span>'

@@ -9,6 +9,8 @@ from typing import Any
 
 import marimo as mo
 
+jupyter = False  # True in a Jupyter twin (twin.start() says so): no address there, and links lead to .ipynb files
+
 
 def address() -> Mapping[str, Any]:
     """What stands behind the ? of the page's address; nothing where there is no page (a script, a test)."""
