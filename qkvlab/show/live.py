@@ -20,10 +20,9 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,9 @@ OFFERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "interrupted": ("Resume", ("play", "reset", "pin")),
     "error": ("Try again", ("play", "reset")),
 }
-UNFINISHED = ("starting", "waiting", "running", "paused", "saved", "stopped")
+BUSY = ("starting", "waiting", "running")
+UNFINISHED = (*BUSY, "paused", "saved", "stopped")
+BROKEN = ("out of memory", "disk full", "interrupted", "error")  # Try again takes up what is on disk
 
 
 class Slots:
@@ -71,20 +72,19 @@ class Slots:
         self._moved = threading.Condition()
 
     def enter(self, who: object, waiting: Callable[[int], None], gone: Callable[[], bool]) -> bool:
-        """Wait for room; False when `gone()` says so first. `waiting(place)` is told the place in line, from 1."""
+        """Wait for room, at once for who is inside; False when `gone()` says so first. `waiting` is told the place."""
         told = 0
         with self._moved:
-            self._line.append(who)
-        while not gone():
-            with self._moved:
-                place = self._line.index(who) - self.room + 1
+            if who not in self._line:
+                self._line.append(who)
+            while not gone():
+                place = self._line.index(who) - self.room + 1  # in line, from 1
                 if place <= 0:
                     return True
-                if place == told:
-                    self._moved.wait(0.5)
-                    continue
-            told = place
-            waiting(place)
+                if place != told:
+                    waiting(place)
+                told = place
+                self._moved.wait(0.5)
         self.leave(who)
         return False
 
@@ -96,15 +96,7 @@ class Slots:
 
 
 SLOTS = Slots(int(os.environ.get("QKVLAB_TRAININGS") or max(2, min(8, (os.cpu_count() or 2) // 2))))
-_started: "weakref.WeakSet[Live]" = (
-    weakref.WeakSet()
-)  # every run of this process that is still held; each has its owner
-_lock = threading.Lock()  # of _started
-
-
-def _runs() -> list["Live"]:
-    with _lock:
-        return list(_started)
+_running: "set[Live]" = set()  # every run of this process whose thread lives; each has its owner
 
 
 class _Feed:
@@ -123,6 +115,11 @@ class _Feed:
         self.spent += self.cost
 
 
+def _band(values: list[float]) -> list[float]:
+    """Mean, lowest and highest; NaN where there are none."""
+    return [sum(values) / len(values), min(values), max(values)] if values else [float("nan")] * 3
+
+
 def arms(configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
     """The configs in groups that differ in nothing but their seed, in order of appearance."""
     groups: dict[RunConfig, list[RunConfig]] = {}
@@ -137,10 +134,8 @@ PLAIN = {"mlp": 4.0, "logit_scale": 1.0}  # values that go without saying
 
 def faces(configs: Sequence[RunConfig]) -> list[dict[str, str]]:
     """Badge, label, colour and dash of each config: the label says where it differs from the others."""
-    run = [f.name for f in fields(RunConfig) if f.name not in ("model", "seed")]
-    model = [f.name for f in fields(configs[0].model) if f.name != "variant"]
-    rows = [{n: getattr(c, n) for n in run} | {n: getattr(c.model, n) for n in model} for c in configs]
-    differ = [n for n in rows[0] if len({str(row[n]) for row in rows}) > 1]
+    rows = [{k: v for k, v in c.settings().items() if k not in ("variant", "seed")} for c in configs]
+    differ = [name for name in rows[0] if any(row[name] != rows[0][name] for row in rows)]
     found: list[dict[str, str]] = []
     for config, row in zip(configs, rows, strict=True):
         v = variant(config.model.variant)
@@ -193,41 +188,49 @@ class Live:
         if len({c.steps for c in configs}) > 1:
             raise ValueError("models that are compared take the same number of steps")
         self.panel, self.grid, self.probe = panel, grid, probe
-        self.runs_dir = None if runs_dir is None else Path(runs_dir) / "pages"
-        self.owner = threading.current_thread()
-        self._step, self._turn = threading.RLock(), threading.RLock()
-        self.listener_seconds = self.train_seconds = 0.0  # of the thread: drawing, and steps with their evaluation
-        self.successor: Live | None = None  # made while this one is unfinished: takes over on reset
-        self._set(configs)
-        old = panel.controller
-        if isinstance(old, Live) and old.status in UNFINISHED and old.owner.is_alive() and old.arms != self.arms:
-            old.successor = self
-            old._say(old.status, "You changed the settings. They count from the next run: press Reset, then Train.")
-        elif isinstance(old, Live) and old.status in UNFINISHED and old.owner.is_alive():
-            old.successor, old.probe = None, probe
-            old._say(old.status, "" if old.status == "running" else f"At step {old.step} of {old.steps}.")
-        else:
-            self._ready(keep=isinstance(old, Live) and bool(panel.arms) and len(old.rows) > 0)
-
-    def _set(self, configs: Sequence[RunConfig]) -> None:
+        self.home = None if runs_dir is None else Path(runs_dir) / "pages"
         self.arms = arms(configs)
         self.steps, self.seeds = configs[0].steps, max(map(len, self.arms))
         self.faces = faces([group[0] for group in self.arms])
+        self.owner = threading.current_thread()
         self.status = "ready"
-        self.run_id = ""
+        self.successor: Live | None = None  # made while this one is unfinished: takes over on reset
+        self.run_id = secrets.token_hex(8)
+        self.folder: Path | None = None  # where the run is kept
+        self.unsaved = ""  # why it is not
         self.trainers: list[list[Trainer]] = []
         self.rows: list[list[float]] = []
         self.validation: list[list[float]] = []
-        self.ended: list[list[Any]] = []
-        self.step = 0
-        self.unsaved = ""  # why the run is not kept on disk
-        self._want = "pause"  # run | pause | stop | drop
+        self.train_seconds = 0.0  # of the thread: steps with their evaluation
+        self._step, self._turn, self._wake = threading.RLock(), threading.RLock(), threading.Condition()
+        self._want = "pause"  # play | pause | stop | drop
         self._singles = 0
-        self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._curves, self._maps = _Feed(CURVES_SHARE, 0.08), _Feed(MAPS_SHARE, 0.25)
         self._sent = self._sent_validation = 0
         self._seconds_a_round = 0.0
+        old: Any = panel.controller
+        if old is None or old.status not in UNFINISHED or not old.owner.is_alive():
+            self._ready(keep=old is not None and bool(panel.arms and old.rows))
+        elif old.arms != self.arms:
+            old.successor = self
+            old._say(old.status, "You changed the settings. They count from the next run: press Reset, then Train.")
+        else:
+            old.successor, old.probe = None, probe
+            old._say(old.status, "" if old.status == "running" else f"At step {old.step} of {old.steps}.")
+
+    @property
+    def step(self) -> int:
+        return len(self.rows)
+
+    @property
+    def listener_seconds(self) -> float:
+        """Of the thread: drawing."""
+        return self._curves.spent + self._maps.spent
+
+    @property
+    def _watched(self) -> bool:
+        return self.panel.controller is self and self.owner.is_alive()
 
     # ---------------------------------------------------------------- the buttons (kernel thread)
 
@@ -243,51 +246,42 @@ class Live:
         elif name == "reset":
             self.close("drop")
             (self.successor or self._again())._ready()
-        elif name in ("play", "step") and self.status in ("done", "diverged", "error"):
+        elif name == "play" and self.status in ("done", "diverged", "error"):
             live = self.successor or self._again()  # settings that were changed meanwhile count now
             live._ready(keep=True)
-            live.command(name)
-        elif name == "play":
-            self._go("run")
-        elif name == "step":
-            with self._wake:
-                self._singles += 1
-            self._go("pause")
-        elif name == "pause":
-            self._go("pause")
+            live._go("play")
         else:
-            self._go("stop")
+            self._go("pause" if name == "step" else name, singles=name == "step")
 
     def take_up(self, run_id: str) -> None:
         """Offer the run of that id, which this browser tab trained before it was reloaded. Ignores an unknown id."""
-        if self.runs_dir is None or self.panel.controller is not self or self.status != "ready":
+        if self.home is None or self.panel.controller is not self or self.status != "ready":
             return
         if not RUN_ID.fullmatch(run_id):  # it comes from a browser and becomes a path
             return
-        for live in _runs():  # the page that was reloaded may go on for a while: two never train one run
+        for live in _running.copy():  # the page that was reloaded may go on for a while: two never train one run
             if live.run_id == run_id:
                 live.close("stop")
         try:
-            about = json.loads((self.runs_dir / run_id / "page.json").read_text())
-            saved = [RunConfig.from_dict(values) for values in about["configs"]]
+            about = json.loads((self.home / run_id / "page.json").read_text())
+            live = self._again([RunConfig.from_dict(values) for values in about["configs"]])
         except (OSError, ValueError, TypeError, KeyError):
             return
-        live = self._again(saved)
-        live.run_id, live.successor = run_id, self
+        live.run_id, live.folder, live.successor = run_id, self.home / run_id, self
         live._go("pause")
 
-    def close(self, how: str = "stop", wait: float = 10.0) -> None:
+    def close(self, how: str = "stop") -> None:
         """End the thread and wait for it: "stop" keeps the run on disk, "drop" deletes it."""
         with self._wake:
             self._want = how
             self._wake.notify_all()
-        if self._thread and self._thread is not threading.current_thread():
-            self._thread.join(wait)
+        if self._thread:
+            self._thread.join(10)
         if how == "drop":
             self._quit()
             self.status = "ready"
-            if self.run_id and self.runs_dir:
-                shutil.rmtree(self.runs_dir / self.run_id, ignore_errors=True)
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     def show_probe(self, text: str) -> None:
         """Show the maps for another text. Raises ValueError when the vocabulary lacks one of its characters."""
@@ -309,9 +303,8 @@ class Live:
 
     def _again(self, configs: Sequence[RunConfig] | None = None) -> "Live":
         """A new run on the same page."""
-        home = self.runs_dir and self.runs_dir.parent
         configs = configs or [config for group in self.arms for config in group]
-        return Live(configs, self.panel, self.grid, home, probe=self.probe)
+        return Live(configs, self.panel, self.grid, self.home and self.home.parent, probe=self.probe)
 
     def _all(self) -> list[Trainer]:
         return [trainer for group in self.trainers for trainer in group]
@@ -328,18 +321,18 @@ class Live:
                 self.grid.begin(self.faces, "The maps appear with the first step.")
         self._say("ready", text)
 
-    def _go(self, want: str) -> None:
+    def _go(self, want: str, singles: int = 0) -> None:
         with self._wake:
             self._want = want
+            self._singles += singles
             self._wake.notify_all()
-        if self._thread and self.status not in ("starting", "waiting", "running", "paused", "saved"):
+        if self._thread and self.status not in (*BUSY, "paused", "saved"):
             self._thread.join(5)  # it has said how it ended and is about to
         if self._thread is None or not self._thread.is_alive():
-            for live in _runs():
+            for live in _running.copy():
                 if live.owner is self.owner and live is not self:
-                    live.close("stop")
-            with _lock:
-                _started.add(self)
+                    live.close()
+            _running.add(self)
             self._thread = threading.Thread(target=self._work, name="qkvlab training", daemon=True)
             self._thread.start()
 
@@ -349,121 +342,110 @@ class Live:
         return not self.owner.is_alive() or self._want in ("stop", "drop")
 
     def _work(self) -> None:
-        inside = False
-        status, message = "stopped", ""
+        try:
+            status, message = self._train()
+            if self.owner.is_alive() and self._want != "drop":
+                self._settle(status, message)
+            else:
+                self._quit()
+        finally:
+            _running.discard(self)
+
+    def _train(self) -> tuple[str, str]:
+        """Until it is over: how it ended, in a word and a sentence."""
         try:
             if not self.trainers:
                 self._build()
             while not self._gone():
-                ends = [t.status for t in self._all()]
-                if not {"ready", "running"} & set(ends) or {"out of memory", "disk full", "interrupted"} & set(ends):
+                ends = {t.status for t in self._all()}
+                if not ends & {"ready", "running"} or ends & set(BROKEN):
                     break
                 if self._want == "pause" and not self._singles:
                     SLOTS.leave(self)
-                    inside = False
                     self._rest()
-                    continue
-                if not inside:
-                    inside = SLOTS.enter(self, self._in_line, self._gone)
-                    if not inside:
-                        break
-                    if self._want == "run":
+                elif SLOTS.enter(self, self._in_line, self._gone):
+                    single = self._want == "pause"
+                    if not single and self.status != "running":
                         self._say("running", "")
-                single = self._want == "pause"
-                self._round()
-                if single:
-                    with self._wake:
-                        self._singles -= 1
-                    self._draw_curves()
-                    self._draw_maps()
-            status, message = self._verdict()
+                    self._round()
+                    if single:
+                        with self._wake:
+                            self._singles -= 1
+                        self._draw_curves()
+                        self._draw_maps()
+            return self._verdict()
         except MemoryError as error:
             text = str(error) or "Out of memory"
-            status, message = "out of memory", f"{text}. A smaller width, or fewer models at a time, need less."
+            return "out of memory", f"{text}. A smaller width, or fewer models at a time, need less."
         except ValueError as error:  # settings, data or a folder that cannot be: the text says what to do
-            status, message = "error", str(error)
+            return "error", str(error)
         except OSError as error:
             text = error.strerror or str(error)
-            status, message = "disk full", f"The run could not be kept: {text}. Free some space, then try again."
+            return "disk full", f"The run could not be kept: {text}. Free some space, then try again."
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
-            status, message = "error", f"{type(error).__name__}: {error}. The program's window has the details."
+            return "error", f"{type(error).__name__}: {error}. The program's window has the details."
         finally:
             SLOTS.leave(self)
-            self._end(status, message)
 
     def _build(self) -> None:
         """Make the trainers, from their checkpoints where the run has been kept."""
         self._say("starting", "Reading the data and drawing the weights.")
-        new = not self.run_id
-        if new:
-            self.run_id = secrets.token_hex(8)
-        folder = self.runs_dir and self.runs_dir / self.run_id
-        if new and folder:
+        kept = self.folder is not None
+        if self.home and not kept and not self.unsaved:
             try:
-                self._sweep(folder.parent)
-                folder.mkdir(parents=True)
-                (folder / "page.json").write_text(
-                    json.dumps({"configs": [c.as_dict() for group in self.arms for c in group]})
-                )
+                self.folder = self._new_folder(self.home)
             except OSError as error:
-                self.unsaved, folder = f" Not kept on disk: {error.strerror or error}.", None
+                self.unsaved = f" Not kept on disk: {error.strerror or error}."
         task: Any = None
-        made: list[list[Trainer]] = []
-        for a, group in enumerate(self.arms):
-            trainers = []
-            for config in group:
-                if self._gone():
-                    return
-                task = task or tasks.load(config.task, tokens=config.tokens, data=config.data, length=config.length)
-                name = f"{a}-{config.model.variant}-s{config.seed}"
-                trainers.append(Trainer(config, folder and folder / name, task=task))
-            made.append(trainers)
+        made: list[list[Trainer]] = [[] for _ in self.arms]
+        for a, config in ((a, config) for a, group in enumerate(self.arms) for config in group):
+            if self._gone():
+                return
+            task = task or tasks.load(config.task, tokens=config.tokens, data=config.data, length=config.length)
+            name = f"{a}-{config.model.variant}-s{config.seed}"
+            made[a].append(Trainer(config, self.folder and self.folder / name, task=task))
         with self.hold():
-            self.trainers = made
-            self._replay()
+            self.trainers, self.rows, self.validation = made, [], []
+            self._means = dict.fromkeys(self._all(), 0.0)
+            for _ in range(min(t.step for t in self._all())):
+                self._note()
+            self._sent, self._sent_validation = len(self.rows), len(self.validation)
             self.panel.begin(
                 arms=self.faces, total=self.steps, seeds=self.seeds, unit=task.unit, rows=self._array(),
-                run_id="" if self.unsaved or not folder else self.run_id, validation=self.validation, ended=self.ended,
+                run_id=self.run_id if self.folder else "", validation=self.validation, ended=self._ended(),
             )  # fmt: skip
             if self.grid is not None:
                 self.grid.begin(self.faces)
                 self.grid.on_choose = self._chosen
             self._draw_maps(keep=True)
-        if not new and self._want == "pause" and self.step < self.steps:
+        if kept and self._want == "pause" and self.step < self.steps:
             self.status = "saved"
 
-    def _sweep(self, home: Path) -> None:
-        """Delete what pages left here long ago."""
-        kept = {live.run_id for live in _runs()}
+    def _new_folder(self, home: Path) -> Path:
+        """Make a folder for this run; delete what pages left here long ago."""
+        running = {live.run_id for live in _running.copy()}
         for old in home.iterdir() if home.is_dir() else ():
-            if old.name not in kept and RUN_ID.fullmatch(old.name) and time.time() - old.stat().st_mtime > SAVED_FOR:
+            if RUN_ID.fullmatch(old.name) and old.name not in running and time.time() - old.stat().st_mtime > SAVED_FOR:
                 shutil.rmtree(old, ignore_errors=True)
+        folder = home / self.run_id
+        folder.mkdir(parents=True)
+        configs = [config.as_dict() for group in self.arms for config in group]
+        (folder / "page.json").write_text(json.dumps({"configs": configs}))
+        return folder
 
-    def _replay(self) -> None:
-        """Curves and validation points out of the trainers' records."""
-        self._smooth = [[0.0 for _ in group] for group in self.trainers]
-        self.rows, self.validation, self.ended = [], [], []
-        for index in range(min(t.step for t in self._all())):
-            self._note([[t.records[index] for t in group] for group in self.trainers])
-        self._sent, self._sent_validation = len(self.rows), len(self.validation)
-
-    def _note(self, records: list[list[Any]]) -> None:
-        """One more row of the curves, from the record (None: it has ended) of each trainer."""
-        step = next(r.step for group in records for r in group if r)
-        weight = 1 / max(8, self.steps / 40)  # running mean over the last fortieth of the run, exact from the start
-        row: list[float] = [step]
-        for a, group in enumerate(records):
-            for s, record in enumerate(group):
-                if record:
-                    self._smooth[a][s] += weight * (record.loss - self._smooth[a][s])
-            values = [self._smooth[a][s] / (1 - (1 - weight) ** step) for s, record in enumerate(group) if record]
-            row += [sum(values) / len(values), min(values), max(values)] if values else [float("nan")] * 3
-            scored = [record.val_loss for record in group if record and record.val_loss is not None]
-            if scored:
-                self.validation.append([a, step, sum(scored) / len(scored), min(scored), max(scored)])
+    def _note(self) -> None:
+        """One more row of the curves, of the trainers that have taken that step."""
+        index, weight = len(self.rows), 1 / max(8, self.steps / 40)  # running mean over the last fortieth of the run
+        row: list[float] = [index + 1]
+        for a, group in enumerate(self.trainers):
+            there = [t for t in group if len(t.records) > index]
+            for t in there:
+                self._means[t] += weight * (t.records[index].loss - self._means[t])
+            row += _band([self._means[t] / (1 - (1 - weight) ** (index + 1)) for t in there])  # exact from the start
+            if scored := [v for t in there if (v := t.records[index].val_loss) is not None]:
+                self.validation.append([a, index + 1, *_band(scored)])
         self.rows.append(row)
-        self.step = step
 
     def _round(self) -> None:
         """One step of every model that is not ahead, then the widgets, if it is time."""
@@ -472,20 +454,14 @@ class Live:
             pass
         with self._step:
             step = min(t.step for t in self._all() if t.status in ("ready", "running"))
-            records = []
-            for a, group in enumerate(self.trainers):
-                # after a crash checkpoints may lie some steps apart: who is ahead waits, and shows the record it has
-                for t in group:
-                    if t.step == step:
-                        next(t, None)
-                        if t.status == "diverged":
-                            self.ended.append([a, t.step, f"{self.faces[a]['label']}, seed {t.config.seed}"])
-                records.append([t.records[step] if t.step > step else None for t in group])
+            for t in self._all():  # after a crash checkpoints may lie some steps apart: who is ahead waits
+                if t.step == step:
+                    next(t, None)
             pace = time.perf_counter() - start
             self.train_seconds += pace
             self._seconds_a_round = self._seconds_a_round * 0.9 + pace * 0.1 if self._seconds_a_round else pace
-            if any(r for group in records for r in group):
-                self._note(records)
+            if any(len(t.records) > self.step for t in self._all()):
+                self._note()
             if self._curves.due(self.train_seconds):
                 self._draw_curves()
             if self._maps.due(self.train_seconds):
@@ -513,28 +489,14 @@ class Live:
             return "stopped", ""
         groups = zip(self.faces, self.trainers, strict=True)
         ends = [(t.status, t.message, f["label"]) for f, group in groups for t in group]
-        for word in ("out of memory", "disk full", "interrupted"):
-            for status, message, label in ends:
-                if status == word:
-                    return word, f"{label}: {message}"
-        diverged = [(message, label) for status, message, label in ends if status == "diverged"]
-        if diverged:
+        for status, message, label in ends:
+            if status in BROKEN:
+                return status, f"{label}: {message}"
+        if diverged := [(message, label) for status, message, label in ends if status == "diverged"]:
             message, label = diverged[0]
             more = f" ({len(diverged)} of {len(ends)} runs.)" if len(ends) > 1 else ""
             return ("diverged" if len(diverged) == len(ends) else "done"), f"{label} diverged. {message}{more}"
         return "done", ""
-
-    def _end(self, status: str, message: str) -> None:
-        if not self.owner.is_alive() or self._want == "drop":
-            return self._quit()
-        with self.hold():
-            if status in ("out of memory", "disk full", "error", "interrupted"):  # Try again takes up what is on disk
-                self._quit()
-                if self.rows:
-                    self.panel.say(self._array(), validation=list(self.validation))
-                self._say(status, message)
-            else:
-                self._settle(status, message)
 
     def _quit(self) -> None:
         for trainer in self._all():
@@ -549,20 +511,24 @@ class Live:
 
     def _say(self, status: str, message: str, **traits: Any) -> None:
         self.status = status
-        if self.panel.controller is not self or not self.owner.is_alive():
+        if not self._watched:
             return
         primary, can = OFFERS[status]
-        if status not in ("starting", "waiting", "running"):
+        if status not in BUSY:
             traits["moment"] = f"{status} {self.run_id} {self.step}"
         self.panel.say(status=status, message=message + self.unsaved, primary=primary, can=list(can), **traits)
 
     def _in_line(self, place: int) -> None:
         self._say("waiting", f"Others are training on this machine. You are number {place} in line.")
 
+    def _ended(self) -> list[list[Any]]:
+        """Arm, step and name of what diverged."""
+        groups = enumerate(zip(self.faces, self.trainers, strict=False))
+        diverged = [(a, f["label"], t) for a, (f, group) in groups for t in group if t.status == "diverged"]
+        return [[a, t.step, f"{label}, seed {t.config.seed}"] for a, label, t in diverged]
+
     def _settle(self, status: str, message: str) -> None:
         """Everything a fresh view needs, after the last step before a rest or an end."""
-        if self._sent < len(self.rows):
-            self._draw_curves()
         where = f"At step {self.step} of {self.steps}."
         changed = self.successor is not None and self.successor.arms != self.arms
         words = {
@@ -571,33 +537,35 @@ class Live:
             "stopped": f"{where} Resume goes on from here.",
             "done": f"All {self.steps} steps taken." + " Train again takes the settings of this page." * changed,
         }
-        self._draw_maps(keep=True)
-        start = time.perf_counter()
-        kept = {"rows": self._array(), "validation": list(self.validation), "ended": list(self.ended)}
-        self._say(status, message or words.get(status, ""), finding=self.finding(), **kept)
-        self.listener_seconds += time.perf_counter() - start
+        with self.hold():
+            if self._sent < len(self.rows):
+                self._draw_curves()
+            start = time.perf_counter()
+            kept = {"rows": self._array(), "validation": list(self.validation), "ended": self._ended()}
+            kept["finding"] = self.finding()
+            if status in BROKEN:
+                self._quit()
+            self._draw_maps(keep=True)
+            self._say(status, message or words.get(status, ""), **(kept if self.rows else {}))
+            self._curves.count(start)
 
     def finding(self) -> str:
         """The curves in a sentence: validation loss of each model, and the differences to the first, seed by seed."""
-        last: list[dict[int, tuple[int, float]]] = []  # of each model: seed -> step, loss
+        last: list[dict[int, tuple[int, float]]] = []  # of each model: seed -> step and validation loss
         for group in self.trainers:
-            found = {}
-            for t in group:
-                scored = [(r.step, r.val_loss) for r in t.records if r.val_loss is not None]
-                if scored and t.status != "diverged":
-                    found[t.config.seed] = scored[-1]
-            last.append(found)
+            records = [(t.config.seed, r) for t in group if t.status != "diverged" for r in t.records]
+            last.append({seed: (r.step, r.val_loss) for seed, r in records if r.val_loss is not None})
         if not last or not all(last):
             return ""
         parts = []
         for f, found in zip(self.faces, last, strict=True):
-            text = f"{f['label']} {np.mean([v for _, v in found.values()]):.3f}"
-            pairs = [found[s][1] - last[0][s][1] for s in found if s in last[0]]
+            text = f"{f['label']} {np.mean([loss for _, loss in found.values()]):.3f}"
+            pairs = [found[seed][1] - last[0][seed][1] for seed in found if seed in last[0]]
             if found is not last[0] and pairs:
                 spread = f", from {min(pairs):+.3f} to {max(pairs):+.3f}" if len(pairs) > 1 else ""
                 text += f" ({np.mean(pairs):+.3f}{spread})"
             parts.append(text)
-        step = min(s for found in last for s, _ in found.values())
+        step = min(step for found in last for step, _ in found.values())
         one = "One seed: a difference below about 0.05 can be chance."
         seeds = one if self.seeds == 1 else f"{self.seeds} seeds, paired."
         unit = self.trainers[0][0].task.unit
@@ -605,16 +573,15 @@ class Live:
 
     def _draw_curves(self) -> None:
         start = time.perf_counter()
-        if self.panel.controller is self and self.owner.is_alive():
+        if self._watched:
             left = self._seconds_a_round * (self.steps - self.step)
             self.panel.tick(
                 self._array(self._sent), self.validation[self._sent_validation :],
-                epoch=self.panel.epoch, ended=list(self.ended), step=self.step, left=left,
+                epoch=self.panel.epoch, ended=self._ended(), step=self.step, left=left,
                 rate=1 / self._seconds_a_round if self._seconds_a_round else 0,
             )  # fmt: skip
         self._sent, self._sent_validation = len(self.rows), len(self.validation)
         self._curves.count(start)
-        self.listener_seconds += self._curves.cost
 
     def _chosen(self) -> None:
         with self.hold():
@@ -622,7 +589,7 @@ class Live:
                 self._draw_maps(keep=self.status != "running")
 
     def _draw_maps(self, keep: bool = False) -> None:
-        if not self.trainers or self.grid is None or self.panel.controller is not self or not self.owner.is_alive():
+        if self.grid is None or not self.trainers or not self._watched:
             return
         start = time.perf_counter()
         trainers = [self.trainers[i][0] for i in self.grid.shown()]
@@ -637,7 +604,6 @@ class Live:
             step=self.step, keep=keep,
         )  # fmt: skip
         self._maps.count(start)
-        self.listener_seconds += self._maps.cost
 
     @staticmethod
     def _probe_input(trainer: Trainer, text: str | None) -> tuple[Tensor, list[str]]:

@@ -66,11 +66,8 @@ class Page:
 @pytest.fixture(autouse=True)
 def nothing_goes_on():
     yield
-    for thread in threading.enumerate():
-        if thread.name == "qkvlab training":
-            live = next((x for x in module._runs() if x._thread is thread), None)
-            if live:
-                live.close("stop")
+    for live in module._running.copy():
+        live.close("stop")
     until(lambda: not [t for t in threading.enumerate() if t.name == "qkvlab training"])
 
 
@@ -358,6 +355,18 @@ def test_one_diverges_and_the_other_goes_on():
     assert arm == 1 and 0 < step < 60 and "seed 0" in words
     rows = np.frombuffer(page.panel.history, np.float32).reshape(-1, 7)
     assert np.isfinite(rows[:, 1]).all() and np.isnan(rows[-1, 4])
+
+
+def test_a_model_that_diverges_as_it_is_validated_leaves_the_others_alone(monkeypatch, alone):
+    alone(PAIR[0])
+    validate = Trainer._validate
+    broken = lambda self: (np.nan, None) if self.config == PAIR[1] else validate(self)
+    monkeypatch.setattr(Trainer, "_validate", broken)
+    page = Page(PAIR)
+    page.press("play")
+    page.wait("done", "error")
+    assert page.panel.status == "done" and page.losses()[0] == [alone(PAIR[0])]
+    assert [(arm, step) for arm, step, _ in page.panel.ended] == [(1, 4)] and "validation loss" in page.panel.message
 
 
 def test_out_of_memory_says_so_and_goes_on_from_what_was_kept(tmp_path, monkeypatch, alone):
