@@ -120,11 +120,18 @@ def _():
 
 @app.cell(hide_code=True)
 def _():
-    labs.prose(r"""
+    labs.prose(
+        r"""
     ## How to use a lab
 
     Try it here. Move the slider: the figure follows, and so does the address in your browser.
-    """)
+    """,
+        twin=r"""
+    ## How to use a lab
+
+    Run all cells (*Run › Run All Cells* in the menu). Then move the slider: the figure follows.
+    """,
+    )
     return
 
 
@@ -160,17 +167,33 @@ def _(temperature):
 
 @app.cell(hide_code=True)
 def _():
-    labs.prose(rf"""
-    - **Links.** The address holds your settings. [This link]({labs.link("start_here", temperature=0.3)}) opens this page at temperature
-      0.3; send one like it to a friend or a class.
+    labs.prose(r"""
     - **Train.** Where a model learns, you press *Train*, and can pause, step and go on. Each lab opens with runs that come with it, so
       there is something to see before you train.
     - **Predict, then look.** Labs ask for a guess first and show it to you again at the end. Exercises answer at once.
-    - **Words with dots** below them, like this [[softmax]], explain themselves: point at them, tap them, or reach them with Tab.
     - **Keyboard.** Tab moves from control to control, the arrow keys move a slider.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    labs.prose(
+        rf"""
+    - **Words with dots** below them, like this [[softmax]], explain themselves: point at them, tap them, or reach them with Tab.
+    - **Links.** The address holds your settings. [This link]({labs.link("start_here", temperature=0.3)}) opens this page at temperature
+      0.3; send one like it to a friend or a class.
     - **Code.** The menu at the top right shows the code of a page. `qkvlab --edit` in a terminal opens the labs for editing.
     - **Teachers.** Add `&hide=temperature` to the address and that control is gone ([like this]({labs.link("start_here", hide="temperature")})).
-    """)
+    """,
+        twin=r"""
+    - **Words with dots** below them, like this [[softmax]], explain themselves when you point at them.
+    - **Code.** Most cells show only what they make. Click the three dots of one to see its code. Change it and run it (Shift-Enter): the cells
+      that depend on it run again. What a deleted cell has defined stays until the kernel restarts.
+    - **Settings** last as long as the kernel, and no address holds them, as it does in the browser pages that `qkvlab` opens. To start
+      from other settings, change the first value in the control's cell. To hide a control from a class, leave it out of `page.controls`.
+    """,
+    )
     return
 
 
