@@ -12,18 +12,7 @@ import torch.nn as nn
 from .attention import EPSILON, Attention
 from .variants import POS2D_CHANNELS, variant
 
-_ALLOWED = {
-    "activation": ("gelu", "relu", "relu2"),
-    "norm": ("layer", "rms", "none"),
-    "skips": ("both", "attention", "mlp", "none"),
-    "positions": ("learned", "rope", "none"),
-    "init": ("normal", "uniform"),
-}
-
-
 _LARGEST = {"layers": 1000, "heads": 2**16, "width": 2**22, "context": 2**24, "pos2d_channels": 2**16}
-
-
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a word", type(None): "None"}
 
 
@@ -35,8 +24,12 @@ def _hints(kind: Any) -> dict[str, Any]:
 def check_types(config: Any) -> None:
     """Raises ValueError for a field of a dataclass whose value is not of its annotated type."""
     for name, hint in _hints(config.__class__).items():  # type: ignore[arg-type]
-        value, kinds = getattr(config, name), get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        kinds = tuple(str if (k := get_origin(kind) or kind) is Literal else k for kind in kinds)
+        value = getattr(config, name)
+        if get_origin(hint) is Literal:
+            if value not in get_args(hint):
+                raise ValueError(f"{name}={value!r}: allowed are {', '.join(get_args(hint))}")
+            continue
+        kinds = get_args(hint) if isinstance(hint, UnionType) else (get_origin(hint) or hint,)
         whole = float in kinds and isinstance(value, int)
         if not (isinstance(value, kinds) or whole) or (isinstance(value, bool) and bool not in kinds):
             allowed = " or ".join(_WORDS.get(kind, kind.__name__) for kind in kinds)
@@ -56,12 +49,12 @@ class ModelConfig:
     width: int = 128
     context: int = 64  # the longest sequence
     mlp: float = 4.0  # hidden units: round(mlp * width)
-    activation: str = "gelu"  # gelu | relu | relu2 (squared ReLU)
-    norm: str = "layer"  # layer | rms | none, before each sub-block and before the read-out
+    activation: Literal["gelu", "relu", "relu2"] = "gelu"  # relu2 is squared ReLU
+    norm: Literal["layer", "rms", "none"] = "layer"  # before each sub-block and the read-out
     norm_gain: bool = True  # norms have a learned gain (and with `bias` LayerNorm has a bias)
     norm_embedding: bool = False  # normalise the embedding too
-    skips: str = "both"  # both | attention | mlp | none
-    positions: str = "learned"  # learned | rope | none
+    skips: Literal["both", "attention", "mlp", "none"] = "both"
+    positions: Literal["learned", "rope", "none"] = "learned"
     rope_base: float = 10000.0
     causal: bool = True
     logit_scale: float = 1.0  # the effective scale is logit_scale / sqrt(d_h), on every path
@@ -71,16 +64,13 @@ class ModelConfig:
     shared_layers: bool = False  # one block used `layers` times
     bias: bool = False
     dropout: float = 0.0  # after the embedding and on what each sub-block adds; masks from model.generator
-    init: str = "normal"  # normal | uniform, see Transformer.init_weights
+    init: Literal["normal", "uniform"] = "normal"  # see Transformer.init_weights
     init_std: float | None = None  # None: 0.554/sqrt(width), GPT-2 small's 0.02 * sqrt(768) at every width
     init_depth_scaled: bool = True  # W_O and W_2 start smaller by 1/sqrt(2*layers)
     pos2d_channels: int = POS2D_CHANNELS  # m of the 2-D positional term
 
     def __post_init__(self) -> None:
         check_types(self)
-        for field, allowed in _ALLOWED.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field}={getattr(self, field)!r}: allowed are {', '.join(allowed)}")
         for field, most in _LARGEST.items():
             if not 1 <= getattr(self, field) <= most:
                 raise ValueError(f"{field}={getattr(self, field)!r}: allowed is a whole number from 1 to {most}")

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 CONFIG, RECORDS, CHECKPOINT, STATUS = "config.json", "records.jsonl", "checkpoint.safetensors", "status.json"
+Identity = tuple[int, int] | None
 
 
 class RunError(ValueError):
@@ -47,10 +48,19 @@ class Record:
     val_accuracy: float | None = None  # where outputs are classes
 
 
-def write_atomic(path: Path, content: bytes, coming: Callable[[os.stat_result], None] = lambda stat: None) -> None:
+def identity(path: Path) -> Identity:
+    """Which file lies there, None where there is none. One that is put in its place is another."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino
+
+
+def write_atomic(path: Path, content: bytes, coming: Callable[[Identity], None] = lambda identity: None) -> None:
     """Replace the file in one step: whoever reads it, at any moment and after any crash, finds the old or the new.
 
-    `coming` is told the new file's stat just before it takes the old one's place.
+    `coming` is told the new file's identity just before it takes the old one's place.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -59,7 +69,7 @@ def write_atomic(path: Path, content: bytes, coming: Callable[[os.stat_result], 
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)  # mkstemp's files are private; a teacher's runs are read by the class
-        coming(os.stat(name))
+        coming(identity(Path(name)))
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -145,7 +155,7 @@ def _checksum(tensors: dict[str, Tensor], about: str) -> str:
 
 
 def write_checkpoint(
-    path: Path, tensors: dict[str, Tensor], about: dict[str, Any], coming: Callable[[os.stat_result], None]
+    path: Path, tensors: dict[str, Tensor], about: dict[str, Any], coming: Callable[[Identity], None]
 ) -> None:
     """`tensors` from any device; `about`, any JSON, travels in the metadata; `coming` as in `write_atomic`."""
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}

@@ -15,8 +15,10 @@ import errno
 import math
 import os
 import platform
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,6 +45,27 @@ BATCH, DROPOUT = 1, 2  # purposes: what a generator is for
 Status = Literal["ready", "running", "done", "diverged", "out of memory", "interrupted", "disk full"]
 
 FAR, PATIENCE = 2.0, 30  # diverged: this many times the first loss, for this many steps running
+
+
+_ALLOWED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # fields of RunConfig, beside their types
+    ("steps batch length eval_every eval_rows", lambda v: 1 <= v < 2**31, "a whole number from 1 to below 2^31"),
+    ("seed warmup", lambda v: v >= 0, "a whole number from 0"),
+    ("patch", lambda v: v is None or v >= 1, "a whole number from 1, or None"),
+    ("lr lr_matrix", lambda v: 0 < v < math.inf, "a number above 0"),
+    ("weight_decay clip", lambda v: 0 <= v < math.inf, "a number from 0"),
+    ("decay_fraction", lambda v: 0 < v <= 1, "a number above 0, up to 1"),
+    ("min_lr_ratio", lambda v: 0 <= v <= 1, "a number from 0 to 1"),
+    (
+        "betas",
+        lambda v: len(v) == 2 and all(isinstance(b, float | int) and 0 <= b < 1 for b in v),
+        "two numbers from 0 to below 1",
+    ),
+    (
+        "device",
+        lambda v: re.fullmatch("auto|cpu|mps|cuda(:[0-9]+)?", v) is not None,
+        "'auto', 'cpu', 'cuda', 'cuda:N' or 'mps'",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -75,31 +98,11 @@ class RunConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, on CUDA only
 
     def __post_init__(self) -> None:
-        def check(name: str, ok: bool, allowed: str) -> None:
-            if not ok:
-                raise ValueError(f"{name}={getattr(self, name)!r}: allowed is {allowed}")
-
         check_types(self)
-        for name in ("steps", "batch", "length", "eval_every", "eval_rows"):
-            check(name, 1 <= getattr(self, name) < 2**31, "a whole number from 1 to below 2^31")
-        for name in ("seed", "warmup"):
-            check(name, getattr(self, name) >= 0, "a whole number from 0")
-        for name in ("lr", "lr_matrix"):
-            check(name, 0 < getattr(self, name) < math.inf, "a number above 0")
-        for name in ("weight_decay", "clip"):
-            check(name, 0 <= getattr(self, name) < math.inf, "a number from 0")
-        pair = len(self.betas) == 2 and all(isinstance(b, float | int) and 0 <= b < 1 for b in self.betas)
-        check("betas", pair, "two numbers from 0 to below 1")
-        check("decay_fraction", 0 < self.decay_fraction <= 1, "a number above 0, up to 1")
-        check("min_lr_ratio", 0 <= self.min_lr_ratio <= 1, "a number from 0 to 1")
-        check("patch", self.patch is None or self.patch >= 1, "a whole number from 1, or None")
-        check("pool", self.pool in ("cls", "mean"), "'cls' or 'mean'")
-        check("optimiser", self.optimiser in ("adamw", "muon"), "'adamw' or 'muon'")
-        check("schedule", self.schedule in ("cosine", "linear-tail"), "'cosine' or 'linear-tail'")
-        check("dtype", self.dtype in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
-        kind, _, index = self.device.partition(":")
-        known = (kind == "cuda" and (not index or index.isdigit())) or self.device in ("auto", "cpu", "mps")
-        check("device", known and self.device != "cuda:", "'auto', 'cpu', 'cuda', 'cuda:N' or 'mps'")
+        for names, is_allowed, allowed in _ALLOWED:
+            for name in names.split():
+                if not is_allowed(getattr(self, name)):
+                    raise ValueError(f"{name}={getattr(self, name)!r}: allowed is {allowed}")
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON knows it; `from_dict` gives the config back."""
@@ -218,8 +221,7 @@ class Trainer(Iterator[Record]):
         self._foreach = None if self.device.type == "mps" else True  # all tensors in one call, where torch can
         self._whole = True  # weights, optimiser state, step and records are of one moment
         self._lines = bytearray()  # records.jsonl as it is to be
-        self._saved: tuple[int, int] | None = None  # which checkpoint file is ours
-        self._coming: tuple[int, int] | None = None  # the one that is taking its place: a Ctrl-C may come between
+        self._ours: list[disk.Identity] = [None]  # checkpoint files that are: while one takes another's place, both
         self._saved_step = 0
         self._save_after = 0.0
         self.folder = None if folder is None else Path(folder)
@@ -255,7 +257,8 @@ class Trainer(Iterator[Record]):
         if config.model.dropout:
             self.model.generator.manual_seed(_key(config.seed, DROPOUT, step))
 
-        loss = self.loss(x, y)
+        logits, y = self._forward(x, y)
+        loss = F.cross_entropy(logits, y, ignore_index=-100)  # the mean over scored targets
         loss.backward()
         grads = [p.grad for p in self._parameters if p.grad is not None]
         norm = get_total_norm(grads, foreach=self._foreach)
@@ -295,17 +298,9 @@ class Trainer(Iterator[Record]):
             self.save()
         return record
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean cross-entropy of the scored targets (those that are not -100), a scalar on the run's device."""
-        logits, y = self._forward(x, y)
-        return F.cross_entropy(logits, y, ignore_index=-100)
-
     def _forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-        if self.config.dtype == "bfloat16":
-            with torch.autocast("cuda", torch.bfloat16):
-                logits = self.model(x)
-        else:
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.config.dtype == "bfloat16"):
             logits = self.model(x)
         return logits.float().flatten(0, -2), y.flatten()  # (rows, outputs), (rows,)
 
@@ -356,7 +351,7 @@ class Trainer(Iterator[Record]):
         self._end("interrupted", f"Interrupted after step {self.step}: {self._go_on()}.")
 
     def _diverged(self, what: str) -> None:
-        kept = f" The weights of step {self._saved_step} are kept in {self.folder}." if self._saved else ""
+        kept = f" The weights of step {self._saved_step} are kept in {self.folder}." if self._saved_step else ""
         self._end("diverged", f"{what} at step {self.step}. A lower learning rate or a longer warm-up helps.{kept}")
 
     def _fail(self, error: Exception) -> None:
@@ -382,11 +377,9 @@ class Trainer(Iterator[Record]):
             return
         started, self.status, self.message = self.status == "running", status, message
         if started and self.folder and self._is_ours():
-            try:
+            with suppress(OSError):  # a full disk: then .message alone says it
                 disk.write_atomic(self.folder / disk.RECORDS, bytes(self._lines))
                 disk.write_json(self.folder / disk.STATUS, {"status": status, "message": message, "step": self.step})
-            except OSError:  # a full disk: then .message alone says it
-                pass
 
     # What lies on disk
 
@@ -401,21 +394,13 @@ class Trainer(Iterator[Record]):
         disk.write_atomic(self.folder / disk.RECORDS, bytes(self._lines))  # before the checkpoint that counts on them
         tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
         tensors |= {f"optimiser.{name}": t for name, t in self.optimiser.state_dict().items()}
-        disk.write_checkpoint(path, tensors, {"step": self.step, "seconds": self.seconds}, self._expect)
-        self._saved, self._saved_step = self._coming, self.step
+        disk.write_checkpoint(path, tensors, {"step": self.step, "seconds": self.seconds}, self._ours.append)
+        self._ours, self._saved_step = self._ours[-1:], self.step
         took = time.monotonic() - start
         self._save_after = 0.0 if took < 0.1 else time.monotonic() + 20 * took  # a big model must not save all the time
 
-    def _expect(self, stat: os.stat_result) -> None:
-        self._coming = (stat.st_mtime_ns, stat.st_ino)
-
-    def _identity(self) -> tuple[int, int] | None:
-        """Which checkpoint file lies in the folder; another trainer's would be another."""
-        path = self.folder / disk.CHECKPOINT  # type: ignore[operator]
-        return (path.stat().st_mtime_ns, path.stat().st_ino) if path.exists() else None
-
     def _is_ours(self) -> bool:
-        return self._identity() in (self._saved, self._coming)
+        return disk.identity(self.folder / disk.CHECKPOINT) in self._ours  # type: ignore[operator]
 
     def _take_up(self, folder: Path) -> None:
         """Read what lies in the folder; write config.json when nothing does."""
@@ -453,7 +438,7 @@ class Trainer(Iterator[Record]):
             self.optimiser.load_state_dict(part("optimiser."))
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{path} does not fit this model (was the data changed?): {error}") from None
-        self._saved = self._coming = self._identity()
+        self._ours = [disk.identity(path)]
         self._saved_step = self.step
         self.message = f"Taken up after step {self.step}."
         if self.step == self.config.steps:
