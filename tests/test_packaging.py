@@ -108,7 +108,7 @@ def test_every_import_is_declared():
     optional = {canonicalize_name(Requirement(line).name) for line in EXTRAS["scale"]}
     transitive = {"pyyaml", "pyarrow", "websockets"}  # in tests only: datasets and marimo bring them
     for folder, allowed in (
-        ("qkvlab", base | optional | {"playwright"}),
+        ("qkvlab", base | optional | {"playwright", "jupyterlab"}),
         ("notebooks", base | optional),
         ("tests", base | extra | transitive),
         ("bench", base | extra | transitive | {"model"}),  # of the peer that bench.text is given

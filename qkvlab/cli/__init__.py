@@ -15,6 +15,7 @@ from qkvlab import __version__
 
 VERBS = {  # and the line --help shows
     "serve": "Open the labs in the browser (what plain `qkvlab` does).",
+    "jupyter": "The labs as Jupyter notebooks; --lab opens them in JupyterLab.",
     "train": "Train variants side by side and compare them.",
     "runs": "List, show, overlay and delete training runs.",
     "verify": "Recompute the exact statements of the course.",

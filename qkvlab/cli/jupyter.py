@@ -1,0 +1,96 @@
+"""`qkvlab jupyter`: the labs as Jupyter notebooks, written, checked, or opened in JupyterLab."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from qkvlab.cli.serve import _can_show_browser, choose_port, lab_files, labs_dir
+
+INSTALL = "pip install -c constraints.txt -e '.[jupyter]'   (from a wheel: pip install jupyterlab)"
+
+
+@click.command("jupyter")
+@click.argument("names", nargs=-1)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the notebooks.")
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 when a notebook is not what its lab makes.")
+@click.option("--lab", is_flag=True, help="Then open them in JupyterLab, until Ctrl-C.")
+@click.option("--port", type=click.IntRange(1, 65535), help="JupyterLab's port; a free one when left out.")
+@click.option("--no-browser", is_flag=True, help="Print JupyterLab's address and open nothing.")
+def command(
+    names: tuple[str, ...], out: Path | None, check: bool, lab: bool, port: int | None, no_browser: bool
+) -> None:
+    """Make the Jupyter notebook of each lab, or of those named (01, three_projections).
+
+    They go to `notebooks/jupyter`, or when qkvlab comes from a wheel to `qkvlab-labs/jupyter` in the current folder.
+    One that you edited is left as it is: delete it, and it is made anew.
+    """
+    if check and lab:
+        raise click.UsageError("--check writes nothing and --lab opens what is written: give one of them")
+    if lab and not find_spec("jupyterlab"):
+        raise click.UsageError(f"JupyterLab is not installed: {INSTALL}")
+    if lab:
+        choose_port("127.0.0.1", port)  # say so now, not after the imports
+    folder = labs_dir()
+    known = {name: path for path in lab_files(folder) for name in (path.stem, path.stem[:2], path.stem[3:])}
+    if missing := set(names) - known.keys():
+        there = ", ".join(path.stem for path in lab_files(folder))
+        raise click.UsageError(f"no lab {', '.join(sorted(missing))}; there are {there}")
+    chosen = sorted({known[name] for name in names or known})
+    out = out or (Path("qkvlab-labs") if folder.name == "_notebooks" else folder) / "jupyter"
+
+    from qkvlab.course import jupyter
+
+    answers = []
+    for path in chosen:
+        twin = out / f"{path.stem}.ipynb"
+        try:
+            fresh = jupyter.convert(folder / path.name)
+        except jupyter.ConversionError as error:
+            raise click.ClickException(str(error)) from None
+        answers.append(jupyter.state(twin, fresh))
+        if answers[-1] == "edited":
+            click.echo(f"{twin}: edited, so left as it is; delete it to have it made anew", err=True)
+        elif check and answers[-1] != "current":
+            click.echo(f"{twin}: {answers[-1]}; `qkvlab jupyter` makes it anew", err=True)
+        elif not check:
+            jupyter.write(twin, fresh)
+    if lab:
+        return serve(out, chosen[0].stem, port, no_browser)
+    fine = sum(answer == "current" or (not check and answer != "edited") for answer in answers)
+    click.echo(f"{fine} of {len(answers)} notebooks in {out} are what their labs make")
+    raise SystemExit(fine < len(answers))
+
+
+def serve(folder: Path, first: str, port: int | None, no_browser: bool) -> None:
+    """JupyterLab on `folder`, for this machine only and asking the network for nothing, until Ctrl-C."""
+    from jupyterlab.labapp import LabApp
+
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # for the kernels, as `qkvlab serve` has it
+    token = secrets.token_urlsafe(16)
+    start = f"/lab/tree/{first}.ipynb"
+    settings = {
+        "ServerApp.root_dir": folder.resolve(),
+        "ServerApp.ip": "127.0.0.1",
+        "ServerApp.port": choose_port("127.0.0.1", port),
+        "ServerApp.port_retries": 0,
+        "ServerApp.open_browser": not no_browser and _can_show_browser(),
+        "ServerApp.answer_yes": True,  # one Ctrl-C ends it
+        "ServerApp.allow_root": True,  # in a container; it is reached from this machine only, with a token
+        "ServerApp.log_level": "ERROR",
+        "LabApp.log_level": "ERROR",
+        "IdentityProvider.token": token,
+        "LabApp.default_url": start,
+        "LabApp.news_url": None,
+        "LabApp.check_for_updates_class": "jupyterlab.handlers.announcements.NeverCheckForUpdate",
+        "LabApp.extension_manager": "readonly",
+    }
+    server = LabApp.initialize_server([f"--{name}={value}" for name, value in settings.items()])
+    click.echo(f"JupyterLab on {folder}: http://127.0.0.1:{server.port}{start}?token={token}\nCtrl-C stops it.")
+    server.start()
+    click.echo("Stopped.")
