@@ -1,0 +1,120 @@
+// Draws what a cell of a Jupyter twin shows (twin.py: CellView), and loads what all views need once (Library).
+// A view gets HTML in which an empty div stands for each widget (data-slot) and each figure (data-figure). When the
+// HTML changes, what is on the page is changed into it, node by node: controls, figures and open hints stay as they are.
+
+const library = (globalThis.qkvlabTwin ??= (() => {
+  let found;
+  const plotly = new Promise((resolve) => { found = resolve; });
+  return { plotly, found, loading: false };
+})());
+
+async function initialize({ model }) {
+  const packed = model.get("plotly");
+  if (!packed?.byteLength || library.loading) return;
+  library.loading = true;
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  new Response(stream).text().then((source) => {
+    // A classic script that must not meet a module loader of the page.
+    const make = new Function("window", "self", "module", "exports", "define", `${source};return window.Plotly ?? self.moduleName;`);
+    library.found(make.call(globalThis, globalThis, globalThis, undefined, undefined, undefined));
+  });
+}
+
+const key = (node) => node.nodeType === 1 && (node.dataset.slot ? `slot ${node.dataset.slot}` : node.dataset.figure ? `figure ${node.dataset.figure}` : node.classList.contains("tex") ? `tex ${node.dataset.tex ?? node.textContent}` : "");
+
+function morph(old, wanted) {
+  const kept = new Map();
+  for (const child of old.childNodes) if (key(child)) kept.set(key(child), child);
+  let at = old.firstChild;
+  for (const next of [...wanted.childNodes]) {
+    const name = key(next);
+    if (name) {
+      const same = kept.get(name);
+      kept.delete(name);
+      if (same && same === at) at = at.nextSibling;
+      else old.insertBefore(same ?? next, at);
+    } else if (at && !key(at) && at.nodeType === next.nodeType && at.nodeName === next.nodeName) {
+      if (next.nodeType !== 1) { if (at.nodeValue !== next.nodeValue) at.nodeValue = next.nodeValue; }
+      else {
+        for (const { name: n } of [...at.attributes]) if (!next.hasAttribute(n) && n !== "open") at.removeAttribute(n);
+        for (const { name: n, value } of next.attributes) if (at.getAttribute(n) !== value) at.setAttribute(n, value);
+        morph(at, next);
+      }
+      at = at.nextSibling;
+    } else old.insertBefore(next, at);
+  }
+  while (at) { const next = at.nextSibling; at.remove(); at = next; }
+}
+
+function render({ model, el }) {
+  const root = document.createElement("div");
+  root.className = "qkv-twin";
+  el.replaceChildren(root);
+  if (model.get("plotly")) {
+    root.innerHTML = '<p class="twin-note">This notebook reacts: move a control, or edit a cell and run it.</p>';
+    return undefined;
+  }
+  const views = new Map(), drawn = new Map(); // element -> view of a widget; element -> figure that stands there
+  let alive = true;
+
+  const fill = async (place) => {
+    views.set(place, null);
+    try {
+      const child = await model.widget_manager.get_model(model.get("slots")[place.dataset.slot]);
+      const view = await model.widget_manager.create_view(child, {});
+      if (!alive || !place.isConnected && !root.contains(place)) return view.remove();
+      views.set(place, view);
+      place.replaceChildren(view.luminoWidget?.node ?? view.el);
+      for (const type of ["before-attach", "after-attach"]) view.luminoWidget?.processMessage({ type, isConflatable: false, conflate: () => false });
+      const name = child.get("description");
+      if (name) for (const part of place.querySelectorAll("input, select, textarea, .noUi-handle")) part.setAttribute("aria-label", name);
+    } catch (problem) {
+      place.textContent = "This control needs the kernel that made it: run the notebook again.";
+      console.warn("qkvlab twin:", problem);
+    }
+  };
+  const plot = async (place) => {
+    const figure = model.get("figures")[place.dataset.figure];
+    if (!figure || drawn.get(place) === figure || !place.offsetWidth) return;
+    drawn.set(place, figure);
+    const Plotly = await library.plotly;
+    if (drawn.get(place) !== figure) return; // a newer one came while plotly.js was loading
+    const layout = { uirevision: "stay", autosize: true, ...figure.layout };
+    if (place.closest(".lab-figure")) delete layout.height; // the page gives it, also on a narrow screen
+    await Plotly.react(place, figure.data, layout, { responsive: false, ...figure.config });
+  };
+  const size = new ResizeObserver(async (entries) => { // also: scrolled back into the page, or unfolded
+    for (const { target } of entries) {
+      if (!target.offsetWidth) continue;
+      if (drawn.has(target) && target.layout) { if (Math.abs(target.offsetWidth - target._fullLayout.width) > 1) (await library.plotly).Plots.resize(target); }
+      plot(target);
+    }
+  });
+  const draw = () => {
+    const wanted = document.createElement("div");
+    wanted.innerHTML = model.get("html");
+    for (const tex of wanted.querySelectorAll(".tex")) tex.dataset.tex = tex.textContent;
+    morph(root, wanted);
+    for (const [place, view] of views) if (!root.contains(place)) { views.delete(place); view?.remove(); }
+    for (const place of [...drawn.keys()]) if (!root.contains(place)) { drawn.delete(place); size.unobserve(place); library.plotly.then((p) => p.purge(place)); }
+    for (const place of root.querySelectorAll("[data-slot]")) if (!views.has(place)) fill(place);
+    for (const place of root.querySelectorAll("[data-figure]")) { size.observe(place); plot(place); }
+    const typesetter = model.widget_manager?._rendermime?.latexTypesetter;
+    if (typesetter) for (const tex of root.querySelectorAll(".tex:not([data-set])")) { tex.dataset.set = ""; typesetter.typeset(tex); }
+  };
+  let waiting = false; // one redraw for all that changed in a message
+  const later = () => { if (!waiting) { waiting = true; queueMicrotask(() => { waiting = false; if (alive) draw(); }); } };
+  const busy = () => root.toggleAttribute("aria-busy", model.get("busy"));
+  const changes = { "change:html": later, "change:slots": later, "change:figures": later, "change:busy": busy };
+  for (const [event, f] of Object.entries(changes)) model.on(event, f);
+  draw(); busy();
+  return () => {
+    alive = false;
+    for (const [event, f] of Object.entries(changes)) model.off(event, f);
+    size.disconnect();
+    for (const view of views.values()) view?.remove();
+    for (const place of drawn.keys()) library.plotly.then((p) => p.purge(place));
+  };
+}
+
+export default { initialize, render };
