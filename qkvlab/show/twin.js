@@ -5,6 +5,10 @@
 const library = (globalThis.qkvlabTwin ??= (() => {
   let found;
   const plotly = new Promise((resolve) => { found = resolve; });
+  // anywidget gives a model two seconds to start, and one that was late never hears from its kernel again. A slow machine
+  // that draws many figures needs longer.
+  const limit = AbortSignal.timeout.bind(AbortSignal);
+  AbortSignal.timeout = (ms) => limit(ms === 2000 ? 120_000 : ms);
   return { plotly, found, loading: false };
 })());
 
