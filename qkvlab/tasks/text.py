@@ -12,7 +12,7 @@ import gzip
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -122,32 +122,20 @@ def train_bpe(text: str, size: int) -> dict[bytes, int]:
     """
     import regex  # comes with tiktoken
 
-    words = Counter(regex.findall(PATTERN, text))
-    spelling = [list(word.encode()) for word in words]  # ids, which for single bytes are the bytes themselves
-    counts = list(words.values())
-    pairs: Counter[tuple[int, int]] = Counter()
-    where: dict[tuple[int, int], set[int]] = {}
-    for i, word in enumerate(spelling):
-        for pair in pairwise(word):
-            pairs[pair] += counts[i]
-            where.setdefault(pair, set()).add(i)
+    words = {word.encode(): count for word, count in Counter(regex.findall(PATTERN, text)).items()}
+    ids = np.array([i for word in words for i in (*word, -1)])  # a byte is its own id; -1 ends a word
+    counts = np.repeat([*words.values()], [len(word) + 1 for word in words])
     tokens = [bytes([b]) for b in range(256)]
-    while len(tokens) < size:
-        best = max(pairs, key=lambda p: (pairs[p], -p[0], -p[1]))
-        new = len(tokens)
-        tokens.append(tokens[best[0]] + tokens[best[1]])
-        for i in where.pop(best):
-            old, word, j = spelling[i], [], 0
-            while j < len(old):
-                word.append(new if (joined := tuple(old[j : j + 2]) == best) else old[j])
-                j += 2 if joined else 1
-            for pair in pairwise(old):
-                pairs[pair] -= counts[i]
-            for pair in pairwise(word):
-                pairs[pair] += counts[i]
-                where.setdefault(pair, set()).add(i)
-            spelling[i] = word
-        del pairs[best]
+    while (new := len(tokens)) < size:
+        inside = (ids[:-1] >= 0) & (ids[1:] >= 0)
+        pairs = ids[:-1] * new + ids[1:]
+        best = int(np.bincount(pairs[inside], counts[:-1][inside]).argmax())  # the first of equals
+        places = np.flatnonzero(inside & (pairs == best))
+        number = np.arange(len(places))
+        places = places[(number - np.searchsorted(places - number, places - number)) % 2 == 0]  # aaa is aa, a
+        ids[places] = new
+        ids, counts = np.delete(ids, places + 1), np.delete(counts, places + 1)
+        tokens.append(tokens[best // new] + tokens[best % new])
     return {token: rank for rank, token in enumerate(tokens)}
 
 
@@ -201,8 +189,7 @@ class TextTask:
             self._advance(self._stream)
             self.drawn += size * context
             places = (places + self._oldest) % len(self._train)  # the oldest id first: no window crosses the seam
-        window = torch.from_numpy(self._train[places].astype(np.int64))
-        return self._scored(window[:, :-1], window[:, 1:])
+        return self._scored(self._train[places].astype(np.int64))
 
     def seek(self, drawn: int) -> None:
         """Be where a task is from which `drawn` ids (steps x size x context) were drawn; counts for a stream only.
@@ -227,7 +214,14 @@ class TextTask:
         When that part is shorter than one window, it is padded: x by 0, y by -100, which is never scored.
         Raises DataError when none of them has anything to score.
         """
-        x, y = self._windows(context, limit)
+        valid, last = self._valid.astype(np.int64), len(self._valid) - 1
+        rows = last // context
+        if rows == 0:
+            valid = np.pad(valid, (0, context - last))
+        chosen = np.arange(rows or 1) if rows <= limit else np.arange(limit) * rows // limit
+        x, y = self._scored(valid[chosen[:, None] * context + np.arange(context + 1)])
+        if rows == 0:
+            x[0, last:], y[0, last:] = 0, -100
         if (y == -100).all():
             raise DataError(
                 f"the validation part of {self.name}, its first tenth, has nothing to score: it is too short, or "
@@ -235,32 +229,16 @@ class TextTask:
             )
         return x, y
 
-    def _windows(self, context: int, limit: int) -> tuple[Tensor, Tensor]:
-        rows = (len(self._valid) - 1) // context
-        if rows == 0:
-            x, y = np.zeros((1, context), np.int64), np.full((1, context), -100)
-            x[0, : len(self._valid) - 1], y[0, : len(self._valid) - 1] = self._valid[:-1], self._valid[1:]
-            return self._scored(torch.from_numpy(x), torch.from_numpy(y))
-        chosen = np.arange(rows) if rows <= limit else np.arange(limit) * rows // limit
-        window = torch.from_numpy(self._valid[chosen[:, None] * context + np.arange(context + 1)].astype(np.int64))
-        return self._scored(window[:, :-1], window[:, 1:])
+    def _scored(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
+        x, y = torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())
+        if self.tokens.unknown is not None:
+            y[y == self.tokens.unknown] = -100
+        return x, y
 
-    def _scored(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if self.tokens.unknown is not None:  # not in place: x and y are views of one window
-            y = y.masked_fill(y == self.tokens.unknown, -100)
-        return x.contiguous(), y.contiguous()
-
-    def encode(self, text: str, replace: str | None = None) -> list[int]:
-        """The ids of a prompt. A character the vocabulary lacks is replaced by `replace` ("" drops it).
-
-        Raises ValueError naming it, and the ones there are, when `replace` is not given. Byte-pair pieces lack none.
-        """
-        if isinstance(self.tokens, Characters):
-            known = self.tokens.alphabet
-            if replace is not None:
-                text = "".join(c if c in known else replace for c in text)
-            return Characters(known).ids(text).tolist() if text else []
-        return self.tokens.ids(text).tolist()
+    def encode(self, text: str) -> list[int]:
+        """The ids of a prompt. Raises ValueError naming the characters that the vocabulary lacks; pieces lack none."""
+        by = Characters(self.tokens.alphabet) if isinstance(self.tokens, Characters) else self.tokens
+        return by.ids(text).tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; the end of a document shows as <|endoftext|>."""
@@ -286,10 +264,7 @@ def split(name: str, text: str) -> tuple[str, str]:
 
 def read(name: str) -> str:
     """The whole text of a shipped corpus. Raises DataError when its file is missing or damaged."""
-    return _unpack(path_of(FILE[name]))
-
-
-def _unpack(path: Path) -> str:
+    path = path_of(FILE[name])
     data = path.read_bytes()
     return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
 
@@ -300,8 +275,8 @@ def shipped(name: str, tokens: str) -> TextTask:
 
 
 @lru_cache(maxsize=6)
-def _shipped(name: str, tokens: str, path: Path) -> TextTask:
-    train, valid = split(name, _unpack(path))
+def _shipped(name: str, tokens: str, path: Path) -> TextTask:  # the path, because $QKVLAB_DATA may change
+    train, valid = split(name, read(name))
     by = Characters("".join(sorted(set(train)))) if tokens == "char" else pieces(tokens)
     ids = by.ids(valid)
     return TextTask(name, by, by.ids(train), ids, len(valid) / len(ids))
