@@ -181,9 +181,7 @@ def _report(ended: list[dict[str, Any]], root: Path, planned: int, as_json: bool
     if as_json:
         for run, on_disk in zip(there, loaded, strict=True):
             run |= {"val_loss": on_disk.val_loss, "val_accuracy": on_disk.val_accuracy, "seconds": on_disk.seconds}
-        click.echo(
-            json.dumps({"runs": ended, "planned": planned, "summary": [arm.as_dict() for arm in arms]}, indent=1)
-        )
+        click.echo(json.dumps({"runs": ended, "planned": planned, "summary": [vars(arm) for arm in arms]}, indent=1))
         return
     if arms:
         console = Console()

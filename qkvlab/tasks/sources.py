@@ -7,6 +7,7 @@ Nothing here writes to disk except `download`, which runs only when somebody ask
 
 from __future__ import annotations
 
+import glob
 import gzip
 import hashlib
 import os
@@ -64,15 +65,21 @@ def data_dir() -> Path:
     return wheel if wheel.is_dir() else package.parent / "data"
 
 
-def cache_dir() -> Path:
-    """The folder downloads go to, by the custom of the platform. It need not exist."""
+def user_dir(mac: str, variable: str, other: str) -> Path:
+    """A folder of this user by the custom of the platform; it need not exist, and starts with ~ where no home is known.
+
+    On Windows it is the local application data, on a Mac `mac`, elsewhere what the `variable` says, or `other`.
+    """
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
     else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        base = mac if sys.platform == "darwin" else os.environ.get(variable) or other
     return Path(os.path.expanduser(base)) / "qkvlab"  # unlike Path's, no error where there is no home
+
+
+def cache_dir() -> Path:
+    """The folder downloads go to."""
+    return user_dir("~/Library/Caches", "XDG_CACHE_HOME", "~/.cache")
 
 
 def folders() -> list[Path]:
@@ -196,8 +203,6 @@ def documents(data: str) -> Callable[[], Iterator[Piece]]:
 def _file(path: Path) -> Iterator[Piece]:
     builder = ROWS.get(path.suffix.lower())
     if builder:
-        import glob
-
         return _rows(str(path), builder, data_files=glob.escape(str(path.resolve())))
     return _text(path)
 

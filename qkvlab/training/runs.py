@@ -5,18 +5,17 @@ settings lead to the same folder: asking for a run again takes it up, or finds i
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import math
 import os
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qkvlab.tasks.sources import user_dir
 from qkvlab.training import checkpoint as disk
 from qkvlab.training.checkpoint import Record, RunError
 from qkvlab.training.trainer import RunConfig
@@ -26,18 +25,12 @@ __all__ = ["Arm", "Run", "RunError", "delete_run", "labels", "list_runs", "load_
 
 def runs_dir(out: str | Path | None = None) -> Path:
     """Where runs are kept: `out`, else $QKVLAB_RUNS, else this user's data folder. Raises RunError without a home."""
-    try:
-        if out or os.environ.get("QKVLAB_RUNS"):
-            return Path(out or os.environ["QKVLAB_RUNS"]).expanduser()
-        if sys.platform == "win32":
-            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-        elif sys.platform == "darwin":
-            base = Path.home() / "Library" / "Application Support"
-        else:
-            base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    except RuntimeError:
-        raise RunError(f"no home folder is known for {out or '~'}: name a folder by --out or $QKVLAB_RUNS") from None
-    return base / "qkvlab" / "runs"
+    given = out or os.environ.get("QKVLAB_RUNS")
+    folder = user_dir("~/Library/Application Support", "XDG_DATA_HOME", "~/.local/share") / "runs"
+    folder = Path(os.path.expanduser(given)) if given else folder
+    if folder.parts[:1] and folder.parts[0].startswith("~"):
+        raise RunError(f"no home folder is known for {out or '~'}: name a folder by --out or $QKVLAB_RUNS")
+    return folder
 
 
 def run_id(config: RunConfig) -> str:
@@ -152,9 +145,6 @@ class Arm:
     parameters: int | None  # without embeddings
     seconds: float | None  # mean time of training
     unit: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def summary(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Arm]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from qkvlab.training import runs as module
+from qkvlab.tasks import sources
 from qkvlab.training.checkpoint import Record
 from qkvlab.training.runs import (
     Run,
@@ -68,7 +68,7 @@ def test_summary_pairs_by_seed_and_leaves_failed_runs_out():
 def test_accuracy_is_averaged_where_there_is_one():
     arm = summary([made_up("qkv", 0, 1.0, accuracy=0.5), made_up("qkv", 1, 1.0, accuracy=0.7)])[0]
     assert arm.accuracy == pytest.approx(0.6)
-    assert json.loads(json.dumps(arm.as_dict()))["accuracy"] == arm.accuracy
+    assert json.loads(json.dumps(vars(arm)))["accuracy"] == arm.accuracy
 
 
 def test_labels_say_what_differs_and_only_that():
@@ -103,7 +103,7 @@ def test_where_runs_are_kept(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     places = {"linux": ".local/share", "darwin": "Library/Application Support", "win32": "local"}
     for system, place in places.items():
-        monkeypatch.setattr(module.sys, "platform", system)
+        monkeypatch.setattr(sources.sys, "platform", system)
         assert runs_dir() == tmp_path / place / "qkvlab" / "runs"
 
 
