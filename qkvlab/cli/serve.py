@@ -5,8 +5,6 @@ settings. marimo takes its project settings (theme, automatic running) from the 
 the repository's own, of which the wheel holds a copy beside them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os
@@ -18,7 +16,7 @@ import threading
 import time
 import urllib.request
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +50,8 @@ def editable_labs(folder: Path) -> Path:
     if folder.name != "_notebooks":
         return folder
     copy = Path.cwd() / "qkvlab-labs"
-    for source in folder.rglob("*"):
-        target = copy / source.relative_to(folder)
-        if source.is_file() and "__" not in source.parent.name and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
+    add = lambda source, target: target if Path(target).exists() else shutil.copyfile(source, target)
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__*"), copy_function=add, dirs_exist_ok=True)
     return copy
 
 
@@ -75,13 +70,11 @@ def choose_port(host: str, port: int | None) -> int:
     """`port` itself if it is free, else an error that says so; without one, the first free port from 2718 on."""
     if not _is_free(host, 0):
         raise click.UsageError(f"--host {host!r} is not an address of this machine: leave it out, or take 0.0.0.0")
-    if port is not None:
-        if not _is_free(host, port):
-            raise click.UsageError(f"port {port} on {host} is taken or not allowed; give another, or leave --port out")
-        return port
-    for candidate in range(FIRST_PORT, FIRST_PORT + 200):
+    for candidate in [port] if port else range(FIRST_PORT, FIRST_PORT + 200):
         if _is_free(host, candidate):
             return candidate
+    if port:
+        raise click.UsageError(f"port {port} on {host} is taken or not allowed; give another, or leave --port out")
     raise click.UsageError(f"no free port on {host} from {FIRST_PORT} to {FIRST_PORT + 199}; give one with --port")
 
 
@@ -149,14 +142,13 @@ def _steady_parsing() -> None:
     from marimo._ast import compiler, transformers
 
     def steady(parse: Callable[..., Any]) -> Callable[..., Any]:
-        def again(*args: Any, **kwargs: Any) -> Any:
-            for _ in range(20):
-                try:
-                    return parse(*args, **kwargs)
-                except SystemError as error:
-                    if "recursion depth mismatch" not in str(error):
-                        raise
-            return parse(*args, **kwargs)
+        def again(*args: Any, tries: int = 20, **kwargs: Any) -> Any:
+            try:
+                return parse(*args, **kwargs)
+            except SystemError as error:
+                if not tries or "recursion depth mismatch" not in str(error):
+                    raise
+            return again(*args, tries=tries - 1, **kwargs)
 
         return again
 
@@ -194,21 +186,6 @@ def _end_trainings(patience: float = 10) -> None:
         os._exit(0)
 
 
-def _marimo_args(
-    labs: list[Path], edit: bool, host: str, port: int, password: str | None, token: str | None
-) -> Iterator[str]:
-    yield from ("--yes", "edit" if edit else "run", "--headless", "--no-sandbox")
-    yield from ("--host", host, "--port", str(port))
-    if password or token:
-        yield from ("--token", "--token-password", password or token or "")
-    else:
-        yield "--no-token"
-    if edit:
-        yield from ("--skip-update-check", str(labs[0].parent))
-    else:
-        yield from map(str, labs)
-
-
 @click.command("serve")
 @click.option("--edit", is_flag=True, help="Open the labs in marimo's editor, code and all.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to serve on; a free one when left out.")
@@ -230,15 +207,12 @@ def command(
     folder = labs_dir()
     lab_files(folder)  # refuse before anything is copied
     labs = lab_files(editable_labs(folder) if edit else folder)
-    choose_port(host, port)  # say so now, not after the imports
+    choose_port(host, port)  # refuse now, not after the imports
 
     # Before numpy and torch are imported, and once: all sessions share the process. Models of these sizes train
     # fastest with one thread each, several times faster than with two on a busy machine.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        if threads:
-            os.environ[name] = str(threads)
-        else:
-            os.environ.setdefault(name, "1")
+        os.environ[name] = str(threads or os.environ.get(name, 1))
 
     from marimo._cli.cli import main as marimo
 
@@ -246,7 +220,7 @@ def command(
     _steady_parsing()
 
     port = choose_port(host, port)  # late, so that nobody takes it in the meantime
-    token = None if password else secrets.token_urlsafe(16) if edit else None
+    token = secrets.token_urlsafe(16) if edit and not password else ""
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
     page = f"{url}?access_token={token}" if token else url
@@ -261,7 +235,9 @@ def command(
     local = url if is_loopback(host) else f"http://127.0.0.1:{port}" if host == "0.0.0.0" else url
     threading.Thread(target=_until_up, args=(local, ready), daemon=True).start()
 
-    args = list(_marimo_args(labs, edit, host, port, password, token))
+    args = ["--yes", "edit" if edit else "run", "--headless", "--no-sandbox", "--host", host, "--port", str(port)]
+    args += ["--token", "--token-password", password or token] if password or token else ["--no-token"]
+    args += ["--skip-update-check", str(labs[0].parent)] if edit else map(str, labs)
     # marimo's own greeting speaks of editing; its --quiet cuts the shutdown short.
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         try:
