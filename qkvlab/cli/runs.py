@@ -3,8 +3,8 @@
 import json
 import sys
 import webbrowser
+from collections.abc import Iterable
 from fnmatch import fnmatch
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,6 @@ def command() -> None:
 @json_option
 def list_command(out: Path | None, as_json: bool) -> None:
     """All runs, oldest first."""
-    from rich.console import Console
-    from rich.table import Table
-
     from qkvlab.training.runs import list_runs, runs_dir
 
     problems: list[str] = []
@@ -40,26 +37,31 @@ def list_command(out: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_facts(run) for run in runs], indent=1))
     elif runs:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for name, justify in (
-            ("run", "left"),
-            ("steps", "right"),
-            ("validation", "right"),
-            ("s", "right"),
-            ("", "left"),
-        ):
-            table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        rows = []
         for run in runs:
             loss = "" if run.val_loss is None else f"{run.val_loss:.4f}"
             steps = f"{len(run.records)} / {run.config.steps}"
-            table.add_row(run.name, steps, loss, f"{run.seconds:.1f}", run.status)
-        console = Console(markup=False)
-        console.width = console.width if console.is_terminal else 120  # a file has room
-        console.print(table)
+            rows.append((run.name, steps, loss, f"{run.seconds:.1f}", run.status))
+        print_table(("run", "steps", "validation", "s", ""), rows)
     else:
         click.echo(f"No runs in {runs_dir(out)}. `qkvlab train text` makes some.")
     for problem in problems:
         click.echo(problem, err=True)
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """The first column, and one without a name, to the left; the others, which are numbers, to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number and name else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(markup=False)
+    console.width = console.width if console.is_terminal else 120  # a file has room
+    console.print(table)
 
 
 @command.command("show")
@@ -196,9 +198,9 @@ def _validation_line(run: "Run", low: float | None = None, high: float | None = 
 
 def sparkline(values: list[float], width: int = 40, low: float | None = None, high: float | None = None) -> str:
     """The values as a row of at most `width` bars, the mean of neighbours in each; `low` and `high` set the scale."""
-    count = min(width, len(values))
-    edges = [i * len(values) // count for i in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    import numpy as np
+
+    means = [part.mean() for part in np.array_split(values, min(width, len(values)))]
     low, high = min(means) if low is None else low, max(means) if high is None else high
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round(min(max(v - low, 0) * scale, len(BARS) - 1))] for v in means)

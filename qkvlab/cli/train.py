@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from qkvlab.training.runs import Arm
 
 TASKS = "text (or shakespeare), sotu, tinyshakespeare; mnist, fashion, digits; reverse, sort, sub, swap, copy"
@@ -56,15 +54,7 @@ TASKS = "text (or shakespeare), sotu, tinyshakespeare; mnist, fashion, digits; r
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
 def command(
-    task: str,
-    variants: str,
-    recipe: str,
-    seeds: int,
-    out: Path | None,
-    threads: int,
-    as_json: bool,
-    data: str | None,
-    **settings: Any,
+    task: str, variants: str, recipe: str, seeds: int, out: Path | None, threads: int, as_json: bool, **settings: Any
 ) -> None:
     """Train the arms on TASK and compare them. Interrupted, the same command goes on where it was.
 
@@ -73,7 +63,7 @@ def command(
     import numpy as np
     import torch
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from qkvlab import tasks
     from qkvlab.training.recipes import parse_arm
@@ -85,10 +75,10 @@ def command(
     # A scheduler's end is a Ctrl-C: what was done is kept.
     former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGTERM, former))
-    if data and os.path.exists(data):  # a path must be found again from any folder
-        data = str(Path(data).resolve())
     settings = {name: value for name, value in settings.items() if value is not None}
-    settings |= {"task": "shakespeare" if task == "text" else task, "data": data}
+    settings["task"] = "shakespeare" if task == "text" else task
+    if os.path.exists(data := settings.get("data", "")):  # a path must be found again from any folder
+        settings["data"] = str(Path(data).resolve())
     if task in tasks.LISTS + tasks.IMAGES:  # there every item sees every other
         settings["causal"] = False
     plan = []  # one seed after the other, so that an interruption leaves all arms equally far
@@ -114,13 +104,7 @@ def command(
 
     ended: list[dict[str, Any]] = []
     console = Console(stderr=True)
-    columns = (
-        "{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[loss]}"),
-    )
+    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.fields[loss]}"
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         whole = bars.add_task(f"{len(plan)} runs", total=sum(config.steps for _, config in plan), loss="")
         for arm, config in plan:
@@ -139,10 +123,8 @@ def command(
             except KeyboardInterrupt:  # while setting up, or between two steps
                 if trainer:
                     trainer.stop()
-                run |= {
-                    "status": "interrupted",
-                    "message": trainer.message if trainer else "Interrupted before the first step.",
-                }
+                message = trainer.message if trainer else "Interrupted before the first step."
+                run |= {"status": "interrupted", "message": message}
             except MemoryError as error:
                 run |= {"status": "out of memory", "message": str(error)}
             except (ValueError, OSError) as error:  # a damaged run, data that cannot be read on
@@ -168,8 +150,6 @@ def _check_writable(root: Path) -> None:
 
 def _report(ended: list[dict[str, Any]], root: Path, planned: int, as_json: bool) -> None:
     """The summary table, and a sentence on every run that is not done."""
-    from rich.console import Console
-
     from qkvlab.training.runs import RunError, load_run, summary
 
     there, loaded = [], []
@@ -181,12 +161,11 @@ def _report(ended: list[dict[str, Any]], root: Path, planned: int, as_json: bool
     if as_json:
         for run, on_disk in zip(there, loaded, strict=True):
             run |= {"val_loss": on_disk.val_loss, "val_accuracy": on_disk.val_accuracy, "seconds": on_disk.seconds}
-        click.echo(json.dumps({"runs": ended, "planned": planned, "summary": [vars(arm) for arm in arms]}, indent=1))
+        answer = {"runs": ended, "planned": planned, "summary": [vars(arm) for arm in arms]}
+        click.echo(json.dumps(answer, indent=1))
         return
     if arms:
-        console = Console()
-        console.width = console.width if console.is_terminal else 120  # a file has room
-        console.print(summary_table(arms))
+        _show(arms)
         click.echo(f"loss: {arms[0].unit}, on the validation rows; mean ± standard deviation over seeds.")
     if any(arm.interval is not None for arm in arms):
         click.echo("difference: from the first arm, paired by seed; mean ± 95 % t-interval.")
@@ -203,23 +182,18 @@ def _report(ended: list[dict[str, Any]], root: Path, planned: int, as_json: bool
         click.echo(f"To go on where this stopped: qkvlab {shlex.join(sys.argv[1:])}")
 
 
-def summary_table(arms: Sequence["Arm"]) -> "Table":
+def _show(arms: Sequence["Arm"]) -> None:
     """One row an arm: loss with its spread over seeds, paired difference with its interval, accuracy, size, time."""
-    from rich.table import Table
+    from qkvlab.cli.runs import print_table
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("arm", overflow="fold")
-    for name in ("seeds", "loss", "difference", *(["accuracy"] if any(a.accuracy is not None for a in arms) else [])):
-        table.add_column(name, justify="right")
-    table.add_column("parameters", justify="right")
-    table.add_column("s a run", justify="right")
+    accuracy = ["accuracy"] if any(arm.accuracy is not None for arm in arms) else []
     number = lambda value, form: "" if value is None else format(value, form)
     plus_minus = lambda value, form: "" if value is None else f" ± {value:{form}}"
+    rows = []
     for arm in arms:
         cells = [arm.label, str(arm.seeds) if not arm.failed else f"{arm.seeds} of {arm.seeds + arm.failed}"]
         cells.append(number(arm.mean, ".4f") + plus_minus(arm.spread, ".4f"))
         cells.append(number(arm.difference, "+.4f") + plus_minus(arm.interval, ".4f"))
-        if table.columns[4].header == "accuracy":
-            cells.append(number(arm.accuracy, ".1%"))
-        table.add_row(*cells, number(arm.parameters, ",d"), number(arm.seconds, ".1f"))
-    return table
+        cells += [number(arm.accuracy, ".1%") for _ in accuracy]
+        rows.append([*cells, number(arm.parameters, ",d"), number(arm.seconds, ".1f")])
+    print_table(["arm", "seeds", "loss", "difference", *accuracy, "parameters", "s a run"], rows)
