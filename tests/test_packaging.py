@@ -210,9 +210,9 @@ def wheel(tmp_path_factory):
 def test_a_wheel_holds_the_labs_their_data_and_how_to_run_them(wheel):
     names = set(wheel.namelist())
     for folder, inside in (("notebooks", "_notebooks"), ("data", "_data")):
-        for path in (ROOT / folder).glob("[!.]*"):
+        for path in [*(ROOT / folder).glob("[!.]*"), *(ROOT / folder).glob("jupyter/*.ipynb")]:
             if path.is_file():
-                assert f"qkvlab/{inside}/{path.name}" in names
+                assert f"qkvlab/{inside}/{path.relative_to(ROOT / folder).as_posix()}" in names
     for name in ("pyproject.toml", "constraints.txt"):
         assert wheel.read(f"qkvlab/_notebooks/{name}") == (ROOT / name).read_bytes()
     for path in (ROOT / "qkvlab").rglob("*"):
