@@ -12,10 +12,9 @@ numbers, matrices and a few functions; nothing that a reader types is ever run a
 
 import ast
 import functools
-import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -148,8 +147,6 @@ def evaluate(text: str, names: Mapping[str, np.ndarray | float] | None = None) -
         raise AnswerError("This does not read as one formula. Is a bracket open, or an operator missing?") from None
     except np.linalg.LinAlgError:
         raise AnswerError("inv() needs a square matrix that has an inverse; this one has none.") from None
-    except OverflowError:
-        raise AnswerError("This number is too large.") from None
     if not np.all(np.isfinite(value)):
         raise AnswerError("This comes to infinity, or divides by zero.")
     return value
@@ -160,74 +157,70 @@ def _softmax(x: np.ndarray) -> np.ndarray:
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "inv": np.linalg.inv,
-    "exp": np.exp,
-    "sqrt": np.sqrt,
-    "log": np.log,
-    "softmax": _softmax,
-}
+FUNCTIONS: dict[str, Any] = {
+    "inv": np.linalg.inv, "exp": np.exp, "sqrt": np.sqrt, "log": np.log, "softmax": _softmax,
+}  # fmt: skip
+ONLY = "Only + - * / ** @ .T and functions are understood here."
 
 
 def _walk(node: ast.AST, names: Mapping[str, Any]) -> Any:
+    """The value: an array, or numpy's float, which has a shape too."""
     match node:
-        case ast.Constant(value=bool() | complex() | str() | bytes() | None):
+        case ast.Constant(value=float() | int() as value) if not isinstance(value, bool):
+            return np.float64(value)
+        case ast.Constant():
             raise AnswerError("Only numbers, names and formulas, please.")
-        case ast.Constant(value=value):
-            return float(value)  # type: ignore[arg-type]
         case ast.Name(id=name):
             if name in names:
-                return names[name]
+                return np.asarray(names[name])
             allowed = ", ".join(names) or "none: a number is asked for"
             raise AnswerError(f"The name {name} is not known here. Names to use: {allowed}.")
         case ast.List(elts=items) | ast.Tuple(elts=items):
-            rows = [np.asarray(_walk(item, names)) for item in items]
+            rows = [_walk(item, names) for item in items]
             if not rows or len({row.shape for row in rows}) > 1 or rows[0].ndim > 1:
                 raise AnswerError("A matrix is a list of rows of equal length, as in [[1, 2], [3, 4]].")
             return np.stack(rows)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_walk(operand, names)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _walk(operand, names)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+            value = _walk(operand, names)
+            return -value if isinstance(sign, ast.USub) else value
         case ast.Attribute(value=inner, attr="T"):
-            return np.asarray(_walk(inner, names)).T
+            return _walk(inner, names).T
         case ast.Call(func=ast.Name(id=name), args=[inner], keywords=[]) if name in FUNCTIONS:
             value = _walk(inner, names)
-            if name in ("inv", "softmax") and (np.ndim(value) != 2 or (name == "inv" and len(set(value.shape)) > 1)):
+            if name in ("inv", "softmax") and (value.ndim != 2 or (name == "inv" and len(set(value.shape)) > 1)):
                 needed = "a square matrix" if name == "inv" else "a matrix"
-                raise AnswerError(f"{name}() needs {needed}; this is {_shape(np.shape(value))}.")
+                raise AnswerError(f"{name}() needs {needed}; this is {_shape(value.shape)}.")
             return FUNCTIONS[name](value)
         case ast.Call():
             raise AnswerError(f"Functions to use, each of one argument: {', '.join(FUNCTIONS)}.")
         case ast.BinOp(left=left, op=op, right=right):
             return _combine(_walk(left, names), op, _walk(right, names))
-    raise AnswerError("Only + - * / ** @ .T and functions are understood here.")
+    raise AnswerError(ONLY)
 
 
 def _combine(a: Any, op: ast.operator, b: Any) -> Any:
     match op:
         case ast.MatMult():
-            if np.ndim(a) != 2 or np.ndim(b) != 2 or a.shape[1] != b.shape[0]:
-                raise AnswerError(f"@ cannot multiply {_shape(np.shape(a))} by {_shape(np.shape(b))}.")
+            if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+                raise AnswerError(f"@ cannot multiply {_shape(a.shape)} by {_shape(b.shape)}.")
             return a @ b
         case ast.Mult():
-            if np.ndim(a) and np.ndim(b):
+            if a.ndim and b.ndim:
                 raise AnswerError("* multiplies by a number. Write @ between two matrices.")
             return a * b
         case ast.Div():
-            if np.ndim(b):
+            if b.ndim:
                 raise AnswerError("One cannot divide by a matrix. Multiply by inv(...), on the side you mean.")
-            return np.divide(a, b)
+            return a / b
         case ast.Pow():
-            if np.ndim(a) or np.ndim(b):
+            if a.ndim or b.ndim:
                 raise AnswerError("** is for numbers. The inverse of a matrix is inv(...), its transpose is .T.")
-            power = np.power(a, b)
-            return float(power) if math.isfinite(power) else power
+            return a**b
         case ast.Add() | ast.Sub():
-            if np.shape(a) != np.shape(b) and np.ndim(a) and np.ndim(b):
-                raise AnswerError(f"{_shape(np.shape(a))} and {_shape(np.shape(b))} cannot be added.")
+            if a.shape != b.shape and a.ndim and b.ndim:
+                raise AnswerError(f"{_shape(a.shape)} and {_shape(b.shape)} cannot be added.")
             return a + b if isinstance(op, ast.Add) else a - b
-    raise AnswerError("Only + - * / ** @ .T and functions are understood here.")
+    raise AnswerError(ONLY)
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -262,11 +255,9 @@ def ask(key: str) -> Any:
     for number, hint in reversed(list(enumerate(exercise.hints, 1))):
         title = f"Hint {number} of {len(exercise.hints)}"
         folded = f"<details><summary>{title}</summary>{prose(hint).text}{folded}</details>"
-    parts = [
-        part.replace("{", "{{").replace("}", "}}")
-        for part in (prose(f"**{exercise.title}**\n\n{question}").text, folded)
-    ]
-    return mo.Html(f'<div class="exercise">{parts[0]}{{{key}}}{parts[1]}</div>').batch(**{key: answer_field})
+    head = prose(f"**{exercise.title}**\n\n{question}").text
+    head, folded = (part.replace("{", "{{").replace("}", "}}") for part in (head, folded))
+    return mo.Html(f'<div class="exercise">{head}{{{key}}}{folded}</div>').batch(**{key: answer_field})
 
 
 def reply(element: Any) -> Any:
@@ -279,9 +270,8 @@ def reply(element: Any) -> Any:
     verdict = exercises()[key].check(given)
     if verdict.state == "not tried":
         return mo.Html(f'<p class="exercise-blank">{verdict.message}</p>')
-    word = {"right": "Right", "not yet": "Not yet"}[verdict.state]
-    kind = {"right": "verdict verdict-right", "not yet": "verdict verdict-noise"}[verdict.state]
-    return box(kind, f"**{word}.** {verdict.message.removeprefix(word).lstrip(' .:')}")
+    kind, word = ("verdict-right", "Right") if verdict.state == "right" else ("verdict-noise", "Not yet")
+    return box(f"verdict {kind}", f"**{word}.** {verdict.message.removeprefix(word).lstrip(' .:')}")
 
 
 def predict(question: str, options: list[str]) -> Any:
