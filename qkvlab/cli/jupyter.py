@@ -91,6 +91,7 @@ def serve(folder: Path, first: str, port: int | None, no_browser: bool) -> None:
         "LabApp.extension_manager": "readonly",
     }
     server = LabApp.initialize_server([f"--{name}={value}" for name, value in settings.items()])
-    click.echo(f"JupyterLab on {folder}: http://127.0.0.1:{server.port}{start}?token={token}\nCtrl-C stops it.")
+    address = f"http://127.0.0.1:{server.port}{start}?token={token}"
+    server.io_loop.add_callback(click.echo, f"JupyterLab on {folder}: {address}\nCtrl-C stops it.")  # once it listens
     server.start()
     click.echo("Stopped.")
