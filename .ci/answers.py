@@ -16,6 +16,7 @@ import urllib.request
 
 parser = argparse.ArgumentParser()
 parser.add_argument("command")
+parser.add_argument("--page", default=r'"mode":\s*"gallery"', help="what the page has in it, a regular expression")
 parser.add_argument("--lab")
 parser.add_argument("--minutes", type=float, default=10)
 args = parser.parse_args()
@@ -48,7 +49,7 @@ def give_up(message: str) -> None:
 address = None
 for line in process.stdout:
     print("   |", line, end="")
-    found = re.search(r"http://127\.0\.0\.1:\d+", line)
+    found = re.search(r"http://127\.0\.0\.1:\d+\S*", line)
     if found:
         address = found[0]
         break
@@ -57,9 +58,9 @@ if address is None:
 
 with urllib.request.urlopen(address, timeout=60) as answer:
     page = answer.read().decode()
-if "marimo" not in page or not re.search(r'"mode":\s*"gallery"', page):
-    give_up("what answers is not the gallery")
-print(f"the gallery answers after {time.monotonic() - begin:.0f} s")
+if not re.search(args.page, page):
+    give_up(f"what answers has no {args.page}")
+print(f"the page answers after {time.monotonic() - begin:.0f} s")
 
 if args.lab:
     from websockets.sync.client import connect
