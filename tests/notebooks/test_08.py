@@ -100,7 +100,7 @@ def test_the_counts_are_the_variants(lab):
 
 def test_the_readings_are_the_records(page):
     text, found = page
-    run_, table = shipped("without-queries"), found["table"]
+    run_, table = shipped("without-queries-fresh"), found["table"]
     for arm in run_.arms[1:]:
         pairs = run_.final(arm) - run_.final("qkv")
         assert table[arm].difference == pytest.approx(pairs.mean()) and f"{pairs.mean():+.4f}\u00a0±" in text
@@ -174,7 +174,7 @@ def test_a_step_can_be_measured_here(lab):
 
 
 def test_predictions_are_kept_and_compared(lab):
-    gap = (shipped("without-queries").final("identity-q") - shipped("without-queries").final("qkv")).mean()
+    gap = (shipped("without-queries-fresh").final("identity-q") - shipped("without-queries-fresh").final("qkv")).mean()
     truth = GUESSES[0 if gap > 0.1 else 1 if gap > 0.01 else 2 if gap >= -0.01 else 3]
     text, _ = run(lab, guess=truth, **{name: exercises()[key].answer for name, key in EXERCISES.items()})
     assert "and so it is" in text and text.count("Right.") == len(EXERCISES)
