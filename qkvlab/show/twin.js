@@ -3,28 +3,29 @@
 // HTML changes, what is on the page is changed into it, node by node: controls, figures and open hints stay as they are.
 
 const library = (globalThis.qkvlabTwin ??= (() => {
-  let found;
-  const plotly = new Promise((resolve) => { found = resolve; });
-  // anywidget gives a model two seconds to start, and one that was late never hears from its kernel again. A slow machine
-  // that draws many figures needs longer.
-  const limit = AbortSignal.timeout.bind(AbortSignal);
-  AbortSignal.timeout = (ms) => limit(ms === 2000 ? 120_000 : ms);
-  return { plotly, found, loading: false };
+  let give, plotly, line = Promise.resolve();
+  const packed = new Promise((resolve) => { give = resolve; });
+  const idle = () => new Promise((resolve) => { globalThis.requestIdleCallback ? requestIdleCallback(resolve, { timeout: 1500 }) : setTimeout(resolve); });
+  const load = async () => {
+    const stream = new Blob([await packed]).stream().pipeThrough(new DecompressionStream("gzip")), source = await new Response(stream).text();
+    await idle(); // models that are being made time out while the page is busy
+    // Plotly's is a classic script; here it must not meet a module loader of the page.
+    return new Function("window", "self", "module", "exports", "define", `${source}; return window.Plotly;`)(globalThis, globalThis);
+  };
+  return {
+    give,
+    draw: (job) => { // one after the other, with room between them for the rest of the page
+      line = line.then(async () => job(await (plotly ??= load()))).catch((problem) => console.error("qkvlab twin:", problem)).then(() => new Promise((resolve) => { setTimeout(resolve); }));
+      return line;
+    },
+  };
 })());
 
-async function initialize({ model }) {
-  const packed = model.get("plotly");
-  if (!packed?.byteLength || library.loading) return;
-  library.loading = true;
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  new Response(stream).text().then((source) => {
-    // A classic script that must not meet a module loader of the page.
-    const make = new Function("window", "self", "module", "exports", "define", `${source};return window.Plotly ?? self.moduleName;`);
-    library.found(make.call(globalThis, globalThis, globalThis, undefined, undefined, undefined));
-  });
+function initialize({ model }) {
+  if (model.get("plotly")?.byteLength) library.give(model.get("plotly"));
 }
 
-const key = (node) => node.nodeType === 1 && (node.dataset.slot ? `slot ${node.dataset.slot}` : node.dataset.figure ? `figure ${node.dataset.figure}` : node.classList.contains("tex") ? `tex ${node.dataset.tex ?? node.textContent}` : "");
+const key = (node) => node.nodeType === 1 && (node.dataset.slot ? `slot ${node.dataset.slot}` : node.dataset.figure ? `figure ${node.dataset.figure}` : node.classList.contains("tex") ? `tex ${node.dataset.tex}` : "");
 
 function morph(old, wanted) {
   const kept = new Map();
@@ -77,30 +78,33 @@ function render({ model, el }) {
       console.warn("qkvlab twin:", problem);
     }
   };
-  const plot = async (place) => {
+  const plot = (place) => {
     const figure = model.get("figures")[place.dataset.figure];
     if (!figure || drawn.get(place) === figure || !place.offsetWidth) return;
     drawn.set(place, figure);
-    const Plotly = await library.plotly;
-    if (drawn.get(place) !== figure) return; // a newer one came while plotly.js was loading
-    const layout = { uirevision: "stay", autosize: true, ...figure.layout };
-    if (place.closest(".lab-figure")) delete layout.height; // the page gives it, also on a narrow screen
-    await Plotly.react(place, figure.data, layout, { responsive: false, ...figure.config });
+    library.draw((Plotly) => {
+      if (drawn.get(place) !== figure) return undefined; // a newer one has come meanwhile
+      const layout = { uirevision: "stay", autosize: true, ...figure.layout };
+      if (place.closest(".lab-figure")) delete layout.height; // the page gives it, also on a narrow screen
+      return Plotly.react(place, figure.data, layout, { ...figure.config, responsive: false });
+    });
   };
-  const size = new ResizeObserver(async (entries) => { // also: scrolled back into the page, or unfolded
-    for (const { target } of entries) {
-      if (!target.offsetWidth) continue;
-      if (drawn.has(target) && target.layout) { if (Math.abs(target.offsetWidth - target._fullLayout.width) > 1) (await library.plotly).Plots.resize(target); }
-      plot(target);
+  const size = new ResizeObserver((entries) => { // also: scrolled back into the page, or unfolded
+    for (const { target: place } of entries) {
+      plot(place);
+      if (place.offsetWidth && place._fullLayout && Math.abs(place.offsetWidth - place._fullLayout.width) > 1)
+        library.draw((Plotly) => place.offsetWidth && place._fullLayout && Plotly.Plots.resize(place));
     }
   });
+  const clear = (place) => { drawn.delete(place); size.unobserve(place); library.draw((Plotly) => Plotly.purge(place)); };
   const draw = () => {
     const wanted = document.createElement("div");
     wanted.innerHTML = model.get("html");
     for (const tex of wanted.querySelectorAll(".tex")) tex.dataset.tex = tex.textContent;
+    for (const link of wanted.querySelectorAll("a[href$='.ipynb']")) link.target = "_blank"; // this page stays as it is
     morph(root, wanted);
     for (const [place, view] of views) if (!root.contains(place)) { views.delete(place); view?.remove(); }
-    for (const place of [...drawn.keys()]) if (!root.contains(place)) { drawn.delete(place); size.unobserve(place); library.plotly.then((p) => p.purge(place)); }
+    for (const place of [...drawn.keys()]) if (!root.contains(place)) clear(place);
     for (const place of root.querySelectorAll("[data-slot]")) if (!views.has(place)) fill(place);
     for (const place of root.querySelectorAll("[data-figure]")) { size.observe(place); plot(place); }
     const typesetter = model.widget_manager?._rendermime?.latexTypesetter;
@@ -108,16 +112,16 @@ function render({ model, el }) {
   };
   let waiting = false; // one redraw for all that changed in a message
   const later = () => { if (!waiting) { waiting = true; queueMicrotask(() => { waiting = false; if (alive) draw(); }); } };
-  const busy = () => root.toggleAttribute("aria-busy", model.get("busy"));
+  const busy = () => root.setAttribute("aria-busy", model.get("busy"));
   const changes = { "change:html": later, "change:slots": later, "change:figures": later, "change:busy": busy };
   for (const [event, f] of Object.entries(changes)) model.on(event, f);
   draw(); busy();
   return () => {
     alive = false;
     for (const [event, f] of Object.entries(changes)) model.off(event, f);
-    size.disconnect();
     for (const view of views.values()) view?.remove();
-    for (const place of drawn.keys()) library.plotly.then((p) => p.purge(place));
+    for (const place of [...drawn.keys()]) clear(place);
+    size.disconnect();
   };
 }
 

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date
 from html import escape, unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,271 +47,213 @@ from marimo._plugins.ui._core.ui_element import UIElement
 from marimo._runtime.control_flow import MarimoStopError
 from marimo._runtime.dataflow import topological_sort, transitive_closure
 
+from qkvlab.show import page as address
+
 HERE = Path(__file__).parent
 
 
 # ---------------------------------------------------------------- marimo's controls as ipywidgets
+# Each is made from the element's arguments `a`, its value `v` as marimo's page would send it, and what all have. Its
+# `back` turns what a reader names (an option, a step) into the widget's value; without one that is the value.
 
 
-@dataclass(eq=False)
-class Control:
-    """The ipywidget of an element; `front` turns its value into what marimo's page would send, `back` a reader's."""
-
-    widget: w.Widget
-    front: Callable[[Any], Any] = lambda value: value
-    back: Callable[[Any], Any] = lambda value: value
-    trait: str = "value"
-
-
-def _number(value: Any) -> Any:
-    """A number as JSON would carry it: 600.0 is 600."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _slider(args: dict[str, Any], value: Any, plain: dict[str, Any]) -> Control:
-    plain |= {"continuous_update": not args["debounce"], "orientation": args["orientation"]}
-    plain["readout"] = bool(args["show-value"] or args["include-input"])
-    several = isinstance(value, (list, tuple))
-    if args["steps"]:
-        options = [(f"{step:g}", i) for i, step in enumerate(args["steps"])]
-        if several:
-            made = w.SelectionRangeSlider(options=options, index=[int(v) for v in value], **plain)
-            return Control(made, list, lambda given: [args["steps"].index(v) for v in given])
-        return Control(w.SelectionSlider(options=options, value=int(value), **plain), back=args["steps"].index)
-    numbers = [args["start"], args["stop"], *(value if several else [value])]
-    step = args.get("step") or 1
-    whole = all(isinstance(n, int) for n in [*numbers, step])
-    kind = (w.IntRangeSlider if whole else w.FloatRangeSlider) if several else (w.IntSlider if whole else w.FloatSlider)
-    if not whole:
-        plain["readout_format"] = f".{max(len(f'{n}'.partition('.')[2]) for n in (step, args['start']))}f"
-    return Control(
-        kind(min=args["start"], max=args["stop"], step=step, value=value, **plain), list if several else _number
-    )
+def _slider(a: Any, v: Any, plain: Any) -> Any:
+    several, steps = isinstance(v, (list, tuple)), a["steps"]
+    plain |= {"continuous_update": not a["debounce"], "orientation": a["orientation"]}
+    plain["readout"] = bool(a["show-value"] or a["include-input"])
+    if steps:
+        kind = w.SelectionRangeSlider if several else w.SelectionSlider
+        made: Any = kind(options=[(f"{step:g}", i) for i, step in enumerate(steps)], index=v, **plain)
+        made.back = (lambda given: tuple(map(steps.index, given))) if several else steps.index
+        return made
+    step = a.get("step") or 1
+    if all(isinstance(n, int) for n in [a["start"], a["stop"], step, *(v if several else [v])]):
+        kind = w.IntRangeSlider if several else w.IntSlider
+    else:
+        kind = w.FloatRangeSlider if several else w.FloatSlider
+        plain["readout_format"] = f".{max(len(f'{n}'.partition('.')[2]) for n in (step, a['start']))}f"
+    return kind(min=a["start"], max=a["stop"], step=step, value=v, **plain)
 
 
-def _entry(args: dict[str, Any], value: Any, plain: dict[str, Any]) -> Control:
-    start, stop = args.get("start"), args.get("stop")
-    low, high = -1e15 if start is None else start, 1e15 if stop is None else stop
-    made = w.BoundedFloatText(value or 0, min=low, max=high, step=args.get("step") or 1, **plain)
-    return Control(made, _number)
+def _number(a: Any, v: Any, plain: Any) -> Any:
+    low, high = (end if a.get(name) is None else a[name] for name, end in (("start", -1e15), ("stop", 1e15)))
+    return w.BoundedFloatText(v or 0, min=low, max=high, step=a.get("step") or 1, **plain)
 
 
-def _choice(kind: type) -> Callable[..., Control]:
-    def make(args: dict[str, Any], value: Any, plain: dict[str, Any]) -> Control:
-        options = [(name, name) for name in args["options"]]
-        chosen = (value[0] if value else None) if kind is w.Dropdown else value
-        if kind is w.Dropdown and (args["allow-select-none"] or chosen is None):
-            options = [("--", None), *options]
-        made = kind(options=options, value=chosen, **plain)
-        return Control(made, (lambda key: [] if key is None else [key]) if kind is w.Dropdown else lambda key: key)
-
-    return make
+def _dropdown(a: Any, v: Any, plain: Any) -> Any:
+    none: list[tuple[str, list[str]]] = [("--", [])] if a["allow-select-none"] or not v else []
+    made: Any = w.Dropdown(options=[*none, *((name, [name]) for name in a["options"])], value=v, **plain)
+    made.back = lambda name: [] if name is None else [name]
+    return made
 
 
-def _tick(args: dict[str, Any], value: Any, plain: dict[str, Any]) -> Control:
-    return Control(w.Checkbox(value, indent=False, **plain))
+def _text(a: Any, v: Any, plain: Any) -> Any:
+    kind = w.Textarea if a.get("kind") is None else w.Text
+    return kind(v, placeholder=a.get("placeholder") or "", continuous_update=not a["debounce"], **plain)
 
 
-def _text(kind: type) -> Callable[..., Control]:
-    def make(args: dict[str, Any], value: Any, plain: dict[str, Any]) -> Control:
-        made = w.Password if args.get("kind") == "password" else kind
-        later = {} if made is w.Password else {"continuous_update": not args.get("debounce", True)}
-        return Control(made(value=value, placeholder=args.get("placeholder") or "", **later, **plain))
-
-    return make
+def _button(a: Any, v: Any, plain: Any) -> Any:
+    style = {"success": "success", "warn": "warning", "danger": "danger"}.get(a.get("kind"), "")
+    return w.Button(button_style=style, tooltip=a.get("tooltip") or "", **plain)
 
 
-def _many(args: dict[str, Any], value: Any, plain: dict[str, Any]) -> Control:
-    made = w.SelectMultiple(options=list(args["options"]), value=list(value), **plain)
-    made.rows = min(6, len(args["options"]))
-    return Control(made, list)
+def _tabs(a: Any, v: Any, plain: Any) -> Any:
+    names = [_words(label) for label in a["tabs"]]
+    made: Any = w.ToggleButtons(options=[(name, str(i)) for i, name in enumerate(names)], value=v or "0", **plain)
+    made.back = lambda name: str(names.index(name))
+    return made
 
 
-def _button(args: dict[str, Any], value: Any, plain: dict[str, Any]) -> Control:
-    style = {"success": "success", "warn": "warning", "danger": "danger"}.get(args.get("kind", ""), "")
-    return Control(w.Button(button_style=style, tooltip=args.get("tooltip") or "", **plain), trait="")
-
-
-def _form(args: dict[str, Any], value: Any, plain: dict[str, Any]) -> Control:
-    plain["description"] = args["submit-button-label"]
-    return Control(w.Button(button_style="primary", **plain), trait="")
-
-
-def _day(kind: type, parse: Callable[[str], Any]) -> Callable[..., Control]:
-    def make(args: dict[str, Any], value: Any, plain: dict[str, Any]) -> Control:
-        bounds = {n: parse(args[k]) for n, k in (("min", "start"), ("max", "stop")) if args.get(k)}
-        made = kind(value=parse(value) if value else None, **bounds, **plain)
-        return Control(made, lambda day: day and day.isoformat())
-
-    return make
-
-
-def _tabs(args: dict[str, Any], value: Any, plain: dict[str, Any]) -> Control:
-    names = [_words(label) for label in args["tabs"]]
-    made = w.ToggleButtons(options=[(n, str(i)) for i, n in enumerate(names)], value=value or "0", **plain)
-    return Control(made, back=lambda name: str(names.index(name)))
-
-
-# marimo's component -> what makes its ipywidget (None: it needs none, its content stands for it)
-MAPPED: dict[str, Callable[[dict[str, Any], Any, dict[str, Any]], Control] | None] = {
+# marimo's component -> what makes its ipywidget (None: it needs none, its content is shown as it is)
+MAPPED: dict[str, Callable[[Any, Any, Any], Any] | None] = {
     "marimo-slider": _slider,
     "marimo-range-slider": _slider,
-    "marimo-number": _entry,
-    "marimo-dropdown": _choice(w.Dropdown),
-    "marimo-radio": _choice(w.RadioButtons),
-    "marimo-multiselect": _many,
-    "marimo-checkbox": _tick,
-    "marimo-switch": _tick,
-    "marimo-text": _text(w.Text),
-    "marimo-text-area": _text(w.Textarea),
+    "marimo-number": _number,
+    "marimo-dropdown": _dropdown,
+    "marimo-multiselect": lambda a, v, plain: w.SelectMultiple(options=a["options"], value=v, rows=5, **plain),
+    "marimo-radio": lambda a, v, plain: w.RadioButtons(options=a["options"], value=v, **plain),
+    "marimo-checkbox": lambda a, v, plain: w.Checkbox(v, indent=False, **plain),
+    "marimo-switch": lambda a, v, plain: w.Checkbox(v, indent=False, **plain),
+    "marimo-text": _text,
+    "marimo-text-area": _text,
+    "marimo-date": lambda a, v, plain: w.DatePicker(value=date.fromisoformat(v), **plain),
     "marimo-button": _button,
-    "marimo-form": _form,
-    "marimo-date": _day(w.DatePicker, date.fromisoformat),
-    "marimo-datetime": _day(w.NaiveDatetimePicker, datetime.fromisoformat),
+    "marimo-form": lambda a, v, plain: w.Button(**plain | {"description": a["submit-button-label"]}),
     "marimo-tabs": _tabs,
     "marimo-dict": None,
-    "marimo-array": None,
+    "marimo-table": None,
     "marimo-plotly": None,
     "marimo-anywidget": None,
-    "marimo-table": None,
-    "marimo-accordion": None,
-    "marimo-callout-output": None,
-    "marimo-tex": None,
-    "marimo-sidebar": None,
-    "marimo-outline": None,
 }
 
 
+def _sent(value: Any) -> Any:
+    """The value of an ipywidget as marimo's page would send it."""
+    if isinstance(value, tuple):
+        return [_sent(one) for one in value]
+    if isinstance(value, date):
+        return value.isoformat()
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _words(html: str) -> str:
-    """HTML as plain words, formulas as TeX without its delimiters."""
-    return unescape(re.sub(r"<[^>]*>|\|\|[()\[\]]|\\[()\[\]]", "", html)).strip()
+    """HTML as plain words, formulas as TeX."""
+    return unescape(re.sub(r"<[^>]*>|\|\|[()\[\]]", "", html)).strip()
 
 
 # ---------------------------------------------------------------- a value as HTML with slots
 
 TAG = re.compile(r"<(marimo-[\w-]+)([^>]*)>")  # marimo writes no > inside of an attribute
-UNSEEN = ("marimo-sidebar", "marimo-outline")
 
 
 class Shown:
-    """A value as HTML that a notebook can show: `out`. `slots` and `figures` say which model or figure goes where."""
+    """A value as HTML that a notebook can show: `out`, with an empty div for each of `slots` and `figures`."""
 
     def __init__(self, page: "Page"):
         self.page, self.out = page, ""
-        self.slots: dict[str, str] = {}  # data-slot -> id of a widget
-        self.figures: dict[str, Any] = {}  # data-figure -> figure and its settings
+        self.slots: dict[str, str] = {}  # model id of a widget, twice
+        self.figures: dict[str, Any] = {}  # number -> data, layout, config
 
     def add(self, value: Any) -> None:
-        """A value of a cell, whatever it is."""
+        """The value of a cell, whatever it is."""
         if isinstance(value, mo.Html):
             self.out += self.html(value.text)
         elif isinstance(value, w.Widget):
             self.out += self.slot(value)
         elif isinstance(value, go.Figure):
             self.out += self.figure(json.loads(plotly.io.to_json(value)), {"responsive": True})
-        elif hasattr(value, "_mime_"):
-            self.bundle(dict([value._mime_()]))
         elif value is not None:
             self.bundle(self.page.shell.display_formatter.format(value)[0])
 
     def bundle(self, data: Mapping[str, Any]) -> None:
-        """What IPython's formatters made of a value, the richest of it."""
+        """What IPython's formatters made of a value: the richest of it."""
         image = next((kind for kind in data if kind.startswith("image/")), "")
         if view := data.get("application/vnd.jupyter.widget-view+json"):
             self.out += self.slot(w.Widget.widgets[view["model_id"]])
         elif figure := data.get("application/vnd.plotly.v1+json"):
             self.out += self.figure(figure, figure.get("config") or {})
-        elif "text/html" in data:
-            self.out += self.html(data["text/html"])
-        elif "text/markdown" in data or "text/latex" in data:
-            self.out += self.html(mo.md(data.get("text/markdown") or data["text/latex"]).text)
-        elif image == "image/svg+xml":
-            self.out += data[image]
+        elif html := data.get("text/html"):
+            self.out += self.html(html)
         elif image:
-            self.out += f'<img alt="" src="data:{image};base64,{data[image].strip()}">'
-        elif data.get("text/plain"):
-            self.out += f"<pre>{escape(data['text/plain'])}</pre>"
+            svg = image == "image/svg+xml"
+            self.out += data[image] if svg else f'<img alt="" src="data:{image};base64,{data[image].strip()}">'
+        elif text := data.get("text/markdown", data.get("text/latex")):
+            self.out += self.html(mo.md(text).text)
+        else:
+            self.out += f"<pre>{escape(data.get('text/plain', ''))}</pre>"
 
     def slot(self, widget: w.Widget) -> str:
         self.slots[widget.model_id] = widget.model_id
         return f'<div data-slot="{widget.model_id}"></div>'
 
     def figure(self, figure: dict[str, Any], config: dict[str, Any]) -> str:
-        key = str(len(self.figures))
-        self.figures[key] = {"data": figure["data"], "layout": figure.get("layout", {}), "config": config}
-        return f'<div data-figure="{key}"></div>'
+        number = str(len(self.figures))
+        self.figures[number] = {"data": figure["data"], "layout": figure.get("layout", {}), "config": config}
+        return f'<div data-figure="{number}"></div>'
 
     def html(self, text: str) -> str:
         """HTML with marimo's elements translated."""
         out, at = "", 0
         while tag := TAG.search(text, at):
-            name, depth, end = tag[1], 1, tag.end()
-            for other in re.finditer(rf"<(/?){name}\b[^>]*>", text[tag.end() :]):
-                depth += -1 if other[1] else 1
+            depth, attributes = 1, {k: unescape(v) for k, v in re.findall(r"([\w-]+)='([^']*)'", tag[2])}
+            for end in re.finditer(rf"<(/?){tag[1]}\b[^>]*>", text[tag.end() :]):
+                depth += -1 if end[1] else 1
                 if not depth:
                     break
-            else:
-                raise ValueError(f"<{name}> is never closed")
-            inner, end = text[tag.end() : tag.end() + other.start()], tag.end() + other.end()
-            attributes = {k: unescape(v) for k, v in re.findall(r"([\w-]+)='([^']*)'", tag[2])}
-            out += text[at : tag.start()] + self.tag(name, attributes, inner)
-            at = end
-        # the address of a lab in marimo's gallery becomes the notebook beside this one
-        rest = r'href="\?file=[^"]*?(\w+)\.py[^"]*"( target="_self")?'
-        return out + re.sub(rest, r'href="\1.ipynb" target="_blank"', text[at:])
+            out += text[at : tag.start()] + self.tag(tag[1], attributes, text[tag.end() : tag.end() + end.start()])
+            at = tag.end() + end.end()
+        return out + text[at:]
 
     def tag(self, name: str, attributes: dict[str, str], inner: str) -> str:
         """One of marimo's custom elements."""
         given = {k.removeprefix("data-"): json.loads(v) for k, v in attributes.items() if k.startswith("data-")}
-        if name in UNSEEN:
-            return ""
-        if name == "marimo-ui-element":
-            element = self.page.elements.get(attributes["object-id"])
-            return self.element(element, inner) if element is not None else ""
-        if name == "marimo-tex":
-            inner = re.sub(r"^\|\|([(\[])|\|\|([)\]])$", r"\\\1\2", inner.strip())
-            return f'<span class="tex">{inner}</span>'
-        if name == "marimo-plotly":
-            return self.figure(given["figure"], given.get("config") or {})
-        if name == "marimo-callout-output":
-            return f'<div class="twin-callout twin-{given["kind"]}" role="note">{self.html(given["html"])}</div>'
-        if name == "marimo-accordion":
-            parts = zip(given["labels"], _children(self.html(inner)), strict=True)
-            folds = (f"<details><summary>{self.html(label)}</summary>{part}</details>" for label, part in parts)
-            return f'<div class="twin-accordion">{"".join(folds)}</div>'
+        match name:
+            case "marimo-ui-element":
+                element = self.page.elements.get(attributes["object-id"])
+                return self.element(element, inner) if element is not None else ""
+            case "marimo-tex":
+                tex = inner.strip()  # ||(...||), or ||[...||] where it stands alone
+                return f'<span class="tex">\\{tex[2:-3]}\\{tex[-1:]}</span>'
+            case "marimo-plotly":
+                return self.figure(given["figure"], given.get("config") or {})
+            case "marimo-callout-output":
+                return f'<div class="twin-callout twin-{given["kind"]}" role="note">{self.html(given["html"])}</div>'
+            case "marimo-accordion":
+                parts = zip(given["labels"], _divs(self.html(inner)), strict=True)
+                folds = (f"<details><summary>{self.html(label)}</summary>{part}</details>" for label, part in parts)
+                return f'<div class="twin-accordion">{"".join(folds)}</div>'
+            case "marimo-sidebar" | "marimo-outline":
+                return ""
         return self.html(inner) or f'<p class="twin-note">{escape(name)} cannot be shown here.</p>'
 
     def element(self, element: Any, inner: str) -> str:
         """An element of marimo's: its control with its label, or its content."""
         name, args = element._args.component_name, element._args.args
         label = self.html(mo.md(element._args.label).text) if element._args.label else ""
-        if name == "marimo-anywidget":
-            return self.slot(self.page.watched(element))
-        if name == "marimo-plotly":
-            return self.figure(args["figure"], args.get("config") or {})
-        if isinstance(element, mo.ui.array | mo.ui.dictionary):
-            elements: Any = element.elements
-            children = elements.values() if isinstance(elements, Mapping) else elements
-            return f'<div class="twin-stack">{label}{"".join(self.html(child.text) for child in children)}</div>'
-        if name == "marimo-table":
-            return label + _table(args)
-        if not MAPPED.get(name):
-            return self.html(re.sub(r"^<[^>]*>|<[^>]*>$", "", inner))  # a batch: its own HTML holds its children
-        control = self.slot(self.page.control(element).widget)
-        kind = name.removeprefix("marimo-") + " twin-wide" * bool(args.get("full-width"))
+        match name:
+            case "marimo-anywidget":
+                return self.slot(self.page.watched(element))
+            case "marimo-plotly":
+                return self.figure(args["figure"], args.get("config") or {})
+            case "marimo-table":
+                return label + _table(json.loads(args["data"]) if isinstance(args["data"], str) else args["data"])
+            case "marimo-dict" if isinstance(element, (mo.ui.array, mo.ui.dictionary)):
+                return f"<div>{label}{''.join(self.html(child.text) for child in _inside(element).values())}</div>"
+            case _ if not MAPPED.get(name):  # a batch: its own HTML holds its children
+                return self.html(re.sub(r"^<[^>]*>|<[^>]*>$", "", inner))
+        control = self.slot(self.page.control(element))
         if name == "marimo-form":
             return f'<div class="twin-form">{label}{self.html(element.element.text)}{control}</div>'
         if name == "marimo-tabs":
-            chosen = int(element._value_frontend or 0)
-            control += "".join(
-                f"<div{' hidden' * (i != chosen)}>{self.html(part.text)}</div>"
-                for i, part in enumerate(element._children)
-            )
+            for i, part in enumerate(element._children):
+                hidden = " hidden" * (i != int(element._value_frontend or 0))
+                control += f"<div{hidden}>{self.html(part.text)}</div>"
         label = f'<span class="twin-label">{label}</span>' if label and name != "marimo-button" else ""
-        return f'<div class="twin-control twin-{kind}">{label}{control}</div>'
+        wide = " twin-wide" * bool(args.get("full-width"))
+        return f'<div class="twin-control {name.replace("marimo", "twin")}{wide}">{label}{control}</div>'
 
 
-def _children(html: str) -> list[str]:
+def _divs(html: str) -> list[str]:
     """The <div>s that stand side by side in HTML."""
     parts, depth, start = [], 0, 0
     for tag in re.finditer(r"<(/?)div\b[^>]*>", html):
@@ -322,16 +264,20 @@ def _children(html: str) -> list[str]:
     return parts
 
 
-def _table(args: dict[str, Any]) -> str:
-    rows = json.loads(args["data"]) if isinstance(args["data"], str) else args["data"]
-    names = list(rows[0]) if rows else []
-    head = "".join(f"<th>{escape(str(n))}</th>" for n in names)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(row[n]))}</td>" for n in names) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def _table(rows: list[dict[str, Any]]) -> str:
+    head = "".join(f"<th>{escape(str(name))}</th>" for name in (rows[0] if rows else {}))
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(v))}</td>" for v in row.values()) + "</tr>" for row in rows)
+    return f'<span class="prose"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></span>'
+
+
+def _inside(element: Any) -> dict[str, Any]:
+    """The elements inside of an array, a dictionary, a batch or a form, by key."""
+    children = getattr(getattr(element, "element", element), "elements", {})
+    return dict(children) if isinstance(children, Mapping) else {str(i): child for i, child in enumerate(children)}
 
 
 class CellView(anywidget.AnyWidget):
-    """What a cell shows, drawn by twin.js, and redrawn in place."""
+    """What a cell shows, drawn by twin.js, and changed in place."""
 
     _esm = (HERE / "twin.js").read_text(encoding="utf-8")
 
@@ -342,7 +288,7 @@ class CellView(anywidget.AnyWidget):
 
 
 class Library(anywidget.AnyWidget):
-    """What all views need once: plotly.js, packed, and the style sheet."""
+    """What all views need once: plotly.js, packed, and the style sheet: that of the labs, and what twins need more."""
 
     _esm = CellView._esm
     _css = ""
@@ -351,12 +297,12 @@ class Library(anywidget.AnyWidget):
 
     @classmethod
     def load(cls) -> "Library":
-        package = HERE.parent
-        folder = package / "_notebooks" if (package / "_notebooks").is_dir() else package.parent / "notebooks"
-        looks = (folder / "lab.css").read_text(encoding="utf-8")
+        folders = HERE.parent / "_notebooks", HERE.parents[1] / "notebooks"  # of the wheel, of the checkout
+        css = next(folder / "lab.css" for folder in folders if folder.is_dir()).read_text(encoding="utf-8")
         for old, new in (("#App", "&"), (":root", "&"), (".dark {", '[data-jp-theme-light="false"] & {')):
-            looks = looks.replace(old, new)
-        cls._css = f":is(.qkv-twin, .jp-MarkdownOutput) {{{looks}}}\n" + (HERE / "twin.css").read_text(encoding="utf-8")
+            css = css.replace(old, new)
+        css = re.sub(r"(font-size: [^;]*?)([\d.]+)rem", r"\1calc(\2 * var(--jp-content-font-size1, 1rem))", css)
+        cls._css = f":is(.qkv-twin, .jp-MarkdownOutput) {{{css}}}\n{(HERE / 'twin.css').read_text(encoding='utf-8')}"
         return cls(plotly=gzip.compress(plotly.offline.get_plotlyjs().encode(), 5))
 
 
@@ -366,12 +312,12 @@ class Library(anywidget.AnyWidget):
 @dataclass(eq=False)
 class Cell:
     impl: CellImpl
-    view: CellView = field(default_factory=CellView)
-    elements: list[Any] = field(default_factory=list)  # made in its last run; held, as marimo's page would
-    state: str = "new"  # ran | waits | stopped | failed | skipped
+    view: Any = None  # a CellView, once there is something to see
+    elements: list[Any] = field(default_factory=list)  # made in its last run, and held until the next
+    state: str = ""  # ran, stopped (by mo.stop), failed, or not run: waits (for names), skipped, blocked (by a failure)
     claimed: int = 0  # when it was last run by hand: of two cells that define a name, the later owns it
-    told: str = ""  # what its view says below its value
-    raised: bool = False  # its notebook output shows an error, which no re-run can take away
+    taken: str = ""  # the names it took over from another cell
+    raised: bool = False  # the notebook shows an error of it, which no re-run can take away
     seconds: float = 0.0
     last: tuple[str, list[Any], Any, BaseException | None] = ("", [], None, None)  # prints, displays, value, error
 
@@ -380,37 +326,31 @@ class Page:
     """The cells of a notebook, and the passes over them."""
 
     def __init__(self, shell: Any):
-        self.shell, self.names = shell, shell.user_ns
+        self.shell, self.names, self.publisher = shell, shell.user_ns, shell.display_pub
         self.cells: dict[str, Cell] = {}
         self.elements: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-        self.controls: dict[str, Control] = {}
-        self.pending: dict[str, Any] = {}  # of each form: what its fields say, not yet submitted
-        self.heard: dict[str, list[Any]] = {}  # of each anywidget: the elements around it
-        self.gone: list[w.Widget] = []
+        self.controls: dict[str, Any] = {}  # id of an element -> its ipywidget
+        self.pending: dict[str, Any] = {}  # id of a form -> what its fields say, not yet submitted
+        self.heard: dict[str, list[Any]] = {}  # model id of an anywidget -> the elements around it
+        self.gone: list[w.Widget] = []  # controls of cells that run again
         self.running: Cell | None = None
-        self.asked: Any = None  # the cell that IPython is about to run
+        self.by_hand: Cell | None = None  # run by the reader, and its view not yet on the page
+        self.asked: Any = None  # what IPython is about to run
         self.error: BaseException | None = None
-        self.clock = 0
         self.runs: list[str] = []  # every run so far, for tests
+        self.clock = 0
 
     # ---- who needs whom
 
     def owners(self) -> dict[str, str]:
         """Name -> the cell that owns it."""
-        ordered = sorted(self.cells, key=lambda key: self.cells[key].claimed)
-        return {name: key for key in ordered for name in self.cells[key].impl.defs}
+        return {n: k for k, cell in sorted(self.cells.items(), key=lambda kc: kc[1].claimed) for n in cell.impl.defs}
 
     def graph(self) -> Any:
         """The cells as marimo's algorithms want them."""
         owners = self.owners()
-        parents = {
-            key: {owners[name] for name in cell.impl.refs if owners.get(name, key) != key}
-            for key, cell in self.cells.items()
-        }
-        children: dict[str, set[str]] = {key: set() for key in self.cells}
-        for key, above in parents.items():
-            for parent in above:
-                children[parent].add(key)
+        parents = {k: {owners[n] for n in c.impl.refs if owners.get(n, k) != k} for k, c in self.cells.items()}
+        children = {k: {child for child in parents if k in parents[child]} for k in self.cells}
         return SimpleNamespace(cells=self.cells, parents=parents, children=children, owners=owners)
 
     def missing(self, cell: Cell) -> list[str]:
@@ -420,58 +360,68 @@ class Page:
 
     def go(self) -> None:
         """The reader runs a cell: new, edited or as it was."""
-        key, impl = self.next
-        cell = self.cells.get(key) or Cell(impl)
-        children = set(self.graph().children.get(key, ()))
+        (key, impl), before = self.next, self.owners()
+        roots = {key} | self.graph().children.get(key, set())
         if key in self.cells:
-            self.forget(key, self.owners())
-        owners = self.owners()
-        twice = sorted(n for n in impl.defs if owners.get(n, key) != key)
-        if cell.impl.code != impl.code:
-            cell.impl = impl
-        self.cells[key], cell.claimed, cell.raised = cell, self.clock, False
-        given_back = {k for n, k in self.owners().items() if owners.get(n) == key != k}  # an edit left a name to it
-        cell.told = f"Defined by a cell before, and by this one from now on: {', '.join(twice)}." if twice else ""
-        display(cell.view)
-        self.run_pass({key} | children | given_back, hand=key)
+            self.forget(key, before)
+        self.by_hand = cell = self.cells.setdefault(key, Cell(impl))
+        cell.impl, cell.claimed, cell.raised = impl, self.clock, False
+        cell.taken = ", ".join(sorted(n for n in impl.defs if before.get(n, key) != key))
+        after = self.owners()  # an edit may give a name back to a cell before
+        self.run_pass(roots | {after[n] for n, k in before.items() if k == key and n in after})
         if self.error is not None:
             self.shell.showtraceback((type(self.error), self.error, self.error.__traceback__), tb_offset=0)
 
-    def run_pass(self, roots: set[str], hand: str = "") -> None:
+    def run_pass(self, roots: set[str]) -> None:
         """Run cells and all that depends on them, each once, in order."""
-        graph = self.graph()
-        reached = transitive_closure(graph, roots)  # type: ignore[arg-type]
-        order = topological_sort(graph, reached)  # type: ignore[arg-type]
+        graph: Any = self.graph()
+        reached: Any = transitive_closure(graph, roots)  # type: ignore[arg-type]
+        order = topological_sort(graph, reached)
         for key in reached:
             self.forget(key, graph.owners)
+        ring = [self.cells[k].impl for k in reached if k in transitive_closure(graph, set(graph.children[k]))]
+        circle = sorted({name for one in ring for other in ring for name in one.defs & other.refs})
         for key in reached - set(order):
-            self.cycle(key, graph, reached)
+            self.rest(self.cells[key], "blocked", f"Not run: {_code(circle)} need each other in a circle.")
         for key in order:
             cell = self.cells[key]
-            above = [self.cells[parent] for parent in graph.parents[key]]
-            missing = self.missing(cell)
-            if any(parent.state in ("stopped", "skipped") for parent in above):
-                self.rest(cell, "skipped")
-            elif any(parent.state in ("failed", "blocked") for parent in above):
+            above = {self.cells[parent].state for parent in graph.parents[key]}
+            if isinstance(self.error, KeyboardInterrupt):
+                self.rest(cell, "blocked", "Not run: interrupted.")
+            elif above & {"failed", "blocked"}:
                 self.rest(cell, "blocked", "Not run: a cell that it needs has failed.")
-            elif missing:
-                known = all(name in graph.owners for name in missing)
-                why = "its cell waits, too" if known else "no cell run so far defines it"
-                self.rest(cell, "waits", f"Waits for {', '.join(f'<code>{n}</code>' for n in missing)}: {why}.")
+            elif above & {"stopped", "skipped"}:
+                self.rest(cell, "skipped")
+            elif names := self.missing(cell):
+                known = all(name in graph.owners for name in names)
+                why = "the cell that defines it waits, too" if known else "no cell run so far defines it"
+                self.rest(cell, "waits", f"Waits for {_code(names)}: {why}.")
             else:
-                self.run(key, cell, graph.owners, key == hand)
-        gone, self.gone = self.gone, []
-        for widget in gone:
+                self.run(key, cell, graph.owners)
+        for widget in self.gone:  # only now, so that nothing flickers
             widget.close()
+        self.gone.clear()
 
-    def run(self, key: str, cell: Cell, owners: dict[str, str], by_hand: bool) -> None:
+    def forget(self, key: str, owners: dict[str, str]) -> None:
+        """Take away what a cell has defined."""
+        cell = self.cells[key]
+        for name in cell.impl.defs | cell.impl.temporaries:
+            if owners.get(name, key) == key:
+                self.names.pop(name, None)
+        self.gone += [self.controls.pop(e._id) for e in cell.elements if e._id in self.controls]
+
+    def run(self, key: str, cell: Cell, owners: dict[str, str]) -> None:
         """Run one cell and show what came of it."""
         foreign = {n: self.names[n] for n in cell.impl.defs if owners[n] != key and n in self.names}
-        publisher, shown, prints = self.shell.display_pub, CapturingDisplayPublisher(), _Prints(cell.view)
-        value, error, outer, start = None, None, self.running, time.perf_counter()
-        cell.elements, self.running, cell.state, self.shell.display_pub = [], cell, "ran", shown
-        if cell.seconds > 0.4:
+        value, error, start, hand = None, None, time.perf_counter(), cell is self.by_hand
+        prints, shown, outside = (
+            _Prints(self, cell),
+            CapturingDisplayPublisher(),
+            (self.running, self.shell.display_pub),
+        )
+        if cell.view and cell.seconds > 0.4:
             cell.view.busy = True
+        cell.elements, cell.state, self.running, self.shell.display_pub = [], "ran", cell, shown
         try:
             with redirect_stdout(prints), redirect_stderr(prints):  # type: ignore[type-var]
                 if cell.impl.body is not None and cell.impl.last_expr is not None:
@@ -482,75 +432,67 @@ class Page:
         except BaseException as problem:
             error, cell.state = problem, "failed"
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this line of ours
-        finally:
-            self.running, self.shell.display_pub = outer, publisher
+        self.running, self.shell.display_pub = outside
         self.names.update(foreign)
         self.runs.append(key)
         cell.seconds = time.perf_counter() - start
-        if error is not None and by_hand:
-            self.error, cell.raised = error, True
-        cell.last = (prints.text, shown.outputs, value, None if by_hand else error)
+        if error is not None and (hand or isinstance(error, KeyboardInterrupt)):
+            self.error, cell.raised = error, hand
+        cell.last = (prints.text, shown.outputs, value, None if hand else error)
         self.show(cell)
 
-    def show(self, cell: Cell) -> None:
-        """Send a cell's view what has changed."""
-        text, outputs, value, error = cell.last
+    def rest(self, cell: Cell, state: str, told: str = "") -> None:
+        """A cell that does not run in this pass."""
+        cell.state, cell.last = state, ("", [], None, None)
+        self.show(cell, told)
+
+    def show(self, cell: Cell, told: str = "") -> None:
+        """Put what a cell has to show on the page; only what has changed is sent."""
+        prints, displays, value, error = cell.last
         shown = Shown(self)
-        if text:
-            shown.out += f'<pre class="twin-printed">{escape(text)}</pre>'
+        shown.out = prints and f'<pre class="twin-printed">{escape(prints)}</pre>'
         try:
-            for output in outputs:
+            for output in displays:
                 shown.bundle(output["data"])
             shown.add(value)
         except Exception as problem:  # a value that cannot be shown
             error = error or problem
         if error is not None:
-            lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            lines = demangle_locals_in_text("".join(traceback.format_exception(error)))
             shown.out += (
                 f'<div class="twin-error" role="alert"><b>{type(error).__name__}</b>: {escape(str(error))}'
-                f"<details><summary>Traceback</summary><pre>{escape(demangle_locals_in_text(lines))}</pre></details></div>"
+                f"<details><summary>Traceback</summary><pre>{escape(lines)}</pre></details></div>"
             )
-        told = cell.told or ("The message above is of an earlier run." if cell.raised and cell.state == "ran" else "")
-        shown.out += f'<p class="twin-note">{told}</p>' if told else ""
-        with cell.view.hold_sync():
-            cell.view.slots, cell.view.figures = shown.slots, shown.figures
-            cell.view.html, cell.view.busy = shown.out, False
-
-    def rest(self, cell: Cell, state: str, told: str = "") -> None:
-        """A cell that does not run in this pass."""
-        cell.state, cell.last, was = state, ("", [], None, None), cell.told
-        cell.told = told or was
-        self.show(cell)
-        cell.told = was
-
-    def cycle(self, key: str, graph: Any, reached: Any) -> None:
-        ring = [self.cells[k].impl for k in reached if k in transitive_closure(graph, graph.children[k])]
-        names = sorted({name for one in ring for other in ring for name in one.defs & other.refs})
-        told = f"Not run: {', '.join(f'<code>{n}</code>' for n in names)} need each other in a circle."
-        self.rest(self.cells[key], "blocked", told)
-
-    def forget(self, key: str, owners: dict[str, str]) -> None:
-        """Take away what a cell has defined; its controls go when the pass is over, so that nothing flickers."""
-        cell = self.cells[key]
-        for name in cell.impl.defs | cell.impl.temporaries:
-            if owners.get(name, key) == key:
-                self.names.pop(name, None)
-        self.gone += [c.widget for e in cell.elements if (c := self.controls.pop(e._id, None))]
+        if cell.taken:
+            told = f"{_code(cell.taken.split(', '))} was defined by a cell before; from now on by this one. {told}"
+        if cell.raised and cell.state == "ran":
+            told = f"The error above is of an earlier run. {told}"
+        shown.out += told and f'<p class="twin-note">{told}</p>'
+        new = {"slots": shown.slots, "figures": shown.figures, "html": shown.out, "busy": False}
+        if cell.view is None:
+            cell.view = CellView(**new)
+        else:
+            with cell.view.hold_sync():
+                for name, content in new.items():
+                    setattr(cell.view, name, content)
+        if cell is self.by_hand:
+            self.by_hand, inside, self.shell.display_pub = None, self.shell.display_pub, self.publisher
+            display(cell.view)
+            self.shell.display_pub = inside
 
     # ---- controls
 
-    def control(self, element: Any) -> Control:
+    def control(self, element: Any) -> Any:
         """The ipywidget of an element, made when it is first shown or moved."""
         if element._id not in self.controls:
-            name, args = element._args.component_name, element._args.args
-            plain = {"description": _words(mo.md(element._args.label).text) if element._args.label else ""}
-            plain |= {"disabled": bool(args.get("disabled"))}  # type: ignore[dict-item]
-            control = MAPPED[name](args, element._value_frontend, plain)  # type: ignore[misc]
-            if isinstance(control.widget, w.Button):
-                control.widget.on_click(lambda _: self.pressed(element))
+            args, label = element._args.args, element._args.label
+            plain = {"description": _words(mo.md(label).text) if label else "", "disabled": bool(args.get("disabled"))}
+            widget = MAPPED[element._args.component_name](args, element._value_frontend, plain)  # type: ignore[misc]
+            if isinstance(widget, w.Button):
+                widget.on_click(lambda _: self.pressed(element))
             else:
-                control.widget.observe(lambda change: self.moved(element, control.front(change.new)), control.trait)
-            self.controls[element._id] = control
+                widget.observe(lambda change: self.moved(element, _sent(change.new)), "value")
+            self.controls[element._id] = widget
         return self.controls[element._id]
 
     def pressed(self, element: Any) -> None:
@@ -567,22 +509,21 @@ class Page:
             if isinstance(form, mo.ui.form) and form.element is element:
                 self.pending[form._id] = _merged(self.pending.get(form._id, element._value_frontend), value)
                 return
-        self.changed(element, lambda: element._update(value))
-
-    def changed(self, element: Any, update: Callable[[], None] = lambda: None) -> None:
-        """Update an element, run the cells that read it and what depends on them."""
         try:
-            update()
+            element._update(value)
         except Exception:  # of the reader's own on_change
             self.shell.showtraceback()
-        owners, names = self.owners(), {n for n, v in list(self.names.items()) if self.holds(v, element)}
-        roots = {k for k, c in self.cells.items() for n in names & c.impl.refs if owners.get(n) != k}
-        self.run_pass(roots)
+        self.changed(element)
+
+    def changed(self, element: Any) -> None:
+        """Run the cells that read an element, and what depends on them."""
+        self.error, owners = None, self.owners()
+        names = {n for n, value in list(self.names.items()) if self.holds(value, element)}
+        self.run_pass({k for k, c in self.cells.items() for n in names & c.impl.refs if owners.get(n) != k})
         element._on_update_completion()
-        if isinstance(element, mo.ui.tabs):
-            for cell in self.cells.values():
-                if self.control(element).widget.model_id in cell.view.slots:
-                    self.show(cell)
+        for cell in self.cells.values() if isinstance(element, mo.ui.tabs) else ():
+            if cell.view and self.control(element).model_id in cell.view.slots:
+                self.show(cell)
 
     def holds(self, value: Any, element: Any) -> bool:
         """Whether a value is that element, or one inside of it."""
@@ -591,17 +532,18 @@ class Page:
         return value is element
 
     def watched(self, element: Any) -> w.Widget:
-        """The widget of a `mo.ui.anywidget`, after which its readers run when the page sets one of its traits."""
+        """The widget of a `mo.ui.anywidget`, whose readers run when the page sets one of its traits."""
         widget = element.widget
-        if all(known is not element for known in self.heard.setdefault(widget.model_id, [])):
-            self.heard[widget.model_id].append(element)
+        known = self.heard.setdefault(widget.model_id, [])
+        if all(other is not element for other in known):
+            known.append(element)
         if "set_state" not in vars(widget):
             plain = widget.set_state
 
             def set_state(state: Any) -> None:
                 plain(state)
-                for known in list(self.heard[widget.model_id]):
-                    self.changed(known)
+                for other in known:
+                    self.changed(other)
 
             widget.set_state = set_state
         return widget
@@ -609,13 +551,14 @@ class Page:
     # ---- IPython
 
     def before(self, info: Any) -> None:
-        self.asked, self.error = info, None
+        self.asked, self.error, self.by_hand = info, None, None
 
     def visit(self, node: ast.Module) -> ast.Module:
         """The AST transformer: instead of the cell, IPython runs a call of `go`."""
         info, self.asked = self.asked, None
         if info is None or re.search(r"\btwin\.start\(", info.raw_cell):
             return node
+        self.clock += 1
         try:
             impl = compile_cell(info.raw_cell, cell_id=f"n{self.clock}")  # type: ignore[arg-type]
         except Exception:
@@ -623,21 +566,21 @@ class Page:
         if impl is None or impl.is_coroutine():
             print("This cell has a magic, an await or an error of syntax: it runs as it stands, and does not react.")
             return node
-        self.clock += 1
-        self.next = (info.cell_id or self.like(impl), impl)
+        key = info.cell_id or f"~{self.clock}"
+        for other, cell in self.cells.items() if not info.cell_id else ():  # nbclient does not say which cell it runs
+            if cell.impl.code == impl.code or cell.impl.defs & impl.defs:
+                key = other
+        self.next = (key, impl)
         return ast.parse("__import__('qkvlab.show.twin').show.twin.page.go()")
 
-    def like(self, impl: CellImpl) -> str:
-        """The cell of that code or those names, where the front end does not say which cell it runs."""
-        for key, cell in self.cells.items():
-            if key.startswith("~") and (cell.impl.code == impl.code or cell.impl.defs & impl.defs):
-                return key
-        return f"~{self.clock}"
-
     def after(self, result: Any) -> None:
-        if self.error is not None:
+        if self.error is not None and result.error_in_exec is None:
             result.error_in_exec = self.error
         self.run_pass({k for k, cell in self.cells.items() if cell.state == "waits" and not self.missing(cell)})
+
+
+def _code(names: list[str]) -> str:
+    return ", ".join(f"<code>{name}</code>" for name in names)
 
 
 def _merged(old: Any, new: Any) -> Any:
@@ -647,21 +590,31 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 class _Prints(io.TextIOBase):
-    """What a running cell prints, shown now and then while it runs."""
+    """What a running cell prints, put on the page now and then while it runs."""
 
-    def __init__(self, view: CellView):
-        self.view, self.text, self.sent = view, "", time.perf_counter()
+    def __init__(self, page: Page, cell: Cell):
+        self.page, self.cell, self.text, self.sent = page, cell, "", time.perf_counter()
 
     def write(self, text: str) -> int:
         self.text = re.sub(r"[^\n]*\r(?!\n)", "", self.text + text)
         if time.perf_counter() - self.sent > 0.3:
-            self.view.html, self.sent = f'<pre class="twin-printed">{escape(self.text)}</pre>', time.perf_counter()
+            self.cell.last, self.sent = (self.text, [], None, None), time.perf_counter()
+            self.page.show(self.cell)
         return len(text)
 
 
 # ---------------------------------------------------------------- what a notebook calls
 
 page: Page = None  # type: ignore[assignment]
+_plain_initialize = UIElement._initialize
+
+
+def _initialize(self: Any, args: Any) -> None:
+    """marimo's, and the page knows the element from now on."""
+    _plain_initialize(self, args)
+    page.elements[self._id] = self
+    if page.running is not None:
+        page.running.elements.append(self)
 
 
 def start() -> None:
@@ -670,6 +623,7 @@ def start() -> None:
     shell: Any = get_ipython()
     if shell is None:
         raise RuntimeError("twin.start() belongs in a notebook: there is no IPython here")
+    address.jupyter = True  # what labs say of their page is now said of a notebook
     if page is None or page.shell is not shell:
         page = Page(shell)
         shell.ast_transformers.append(page)
@@ -684,17 +638,6 @@ def start() -> None:
     display(Library.load())
 
 
-_plain_initialize = UIElement._initialize
-
-
-def _initialize(self: Any, args: Any) -> None:
-    _plain_initialize(self, args)
-    if page is not None:
-        page.elements[self._id] = self
-        if page.running is not None:
-            page.running.elements.append(self)
-
-
 def waiting() -> dict[str, list[str]]:
     """First line of each cell that waits -> the names it waits for."""
     waits = [cell for cell in page.cells.values() if cell.state == "waits"]
@@ -702,16 +645,18 @@ def waiting() -> dict[str, list[str]]:
 
 
 def move(name: str, value: Any = True) -> None:
-    """Do at the control bound to `name` ("models.m1": inside of a batch) what a reader would. Or ValueError."""
+    """Do at the control bound to `name` what a reader would; "models.m1" is a control inside of `models`.
+
+    `value` as marimo has it: a number, the name of an option, True for a button. Raises ValueError when that is none.
+    """
     first, *inner = name.split(".")
     element = page.names.get(first)
     for key in inner:
-        element = getattr(element, "element", element)
-        element = element.elements[int(key) if isinstance(element, mo.ui.array) else key]  # type: ignore[union-attr]
-    if not isinstance(element, UIElement):
+        element = _inside(element).get(key)
+    if not isinstance(element, UIElement) or not MAPPED.get(element._args.component_name):
         raise ValueError(f"{name!r} is {type(element).__name__}, not a control")
-    control = page.control(element)
-    if isinstance(control.widget, w.Button):
-        control.widget.click()
+    widget = page.control(element)
+    if isinstance(widget, w.Button):
+        widget.click()
     else:
-        control.widget.value = control.back(value)
+        widget.value = widget.back(value) if hasattr(widget, "back") else value
