@@ -5,6 +5,7 @@ settings lead to the same folder: asking for a run again takes it up, or finds i
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from qkvlab.tasks.sources import user_dir
 from qkvlab.training import checkpoint as disk
@@ -111,10 +114,8 @@ def delete_run(folder: str | Path) -> None:
         raise RunError(f"{folder} holds no run ({disk.CONFIG} is not there): nothing was deleted")
     if not (folder / disk.RECORDS).exists():  # other programs have a config.json too
         disk.read_config(folder / disk.CONFIG)
-    for path in [
-        *folder.glob(".*.tmp"),
-        *(folder / n for n in (disk.CHECKPOINT, disk.RECORDS, disk.STATUS, disk.CONFIG)),
-    ]:
+    files = (disk.CHECKPOINT, disk.RECORDS, disk.STATUS, disk.CONFIG)
+    for path in (*folder.glob(".*.tmp"), *(folder / name for name in files)):
         path.unlink(missing_ok=True)  # config.json last: a half deleted run can be deleted again
     if not any(folder.iterdir()):
         folder.rmdir()
@@ -186,15 +187,11 @@ def summary(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Arm
     return arms
 
 
-T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)  # degrees of freedom 1 to 9
-
-
+@functools.cache
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t: a table, then its expansion in 1/freedom (Abramowitz & Stegun 26.7.5)."""
-    if freedom <= len(T_975):
-        return T_975[freedom - 1]
-    z = statistics.NormalDist().inv_cdf(0.975)
-    g1 = (z**3 + z) / 4
-    g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + g1 / freedom + g2 / freedom**2 + g3 / freedom**3
+    """The 97.5 % quantile of Student's t: where the area under its density, from 0 on, reaches 0.475."""
+    t = np.linspace(0, 13, 2**17)
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    density = np.exp(log_scale - (freedom + 1) / 2 * np.log1p(t * t / freedom))
+    area = np.cumsum(density[1:] + density[:-1]) / 2 * t[1]
+    return float(np.interp(0.475, area, t[1:]))

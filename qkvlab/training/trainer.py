@@ -211,11 +211,9 @@ class Trainer(Iterator[Record]):
             rows = self.task.validation(config.model.context, config.eval_rows)
             self._validation = rows[0].to(self.device), rows[1].to(self.device)
         except Exception as error:
-            if _is_out_of_memory(error):
-                raise MemoryError(
-                    f"the model does not fit into the memory of {self.device}: use a smaller one"
-                ) from error
-            raise
+            if not _is_out_of_memory(error):
+                raise
+            raise MemoryError(f"the model does not fit into the memory of {self.device}: use a smaller one") from error
         self.parameters = count_parameters(self.model)  # without embeddings
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._foreach = None if self.device.type == "mps" else True  # all tensors in one call, where torch can
@@ -446,11 +444,9 @@ class Trainer(Iterator[Record]):
 
     def _made(self) -> dict[str, Any]:
         """What made this run, for whoever finds the folder."""
-        name = (
-            torch.cuda.get_device_name(self.device)
-            if self.device.type == "cuda"
-            else platform.processor() or platform.machine()
-        )
+        name = platform.processor() or platform.machine()
+        if self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
         return {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "qkvlab": __version__,
