@@ -6,6 +6,7 @@ import os
 import secrets
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -86,12 +87,18 @@ def serve(folder: Path, first: str, port: int | None, no_browser: bool) -> None:
         "LabApp.log_level": "ERROR",
         "IdentityProvider.token": token,
         "LabApp.default_url": start,
-        "LabApp.news_url": None,
-        "LabApp.check_for_updates_class": "jupyterlab.handlers.announcements.NeverCheckForUpdate",
         "LabApp.extension_manager": "readonly",
     }
     server = LabApp.initialize_server([f"--{name}={value}" for name, value in settings.items()])
+    server.web_app.settings["page_config_hook"] = _without_news
     address = f"http://127.0.0.1:{server.port}{start}?token={token}"
     server.io_loop.add_callback(click.echo, f"JupyterLab on {folder}: {address}\nCtrl-C stops it.")  # once it listens
     server.start()
     click.echo("Stopped.")
+
+
+def _without_news(_handler: object, config: dict[str, Any]) -> dict[str, Any]:
+    """JupyterLab's page without the part that asks whether to fetch news, and fetches whether there is a newer one."""
+    return config | {
+        "disabledExtensions": [*config["disabledExtensions"], "@jupyterlab/apputils-extension:announcements"]
+    }
