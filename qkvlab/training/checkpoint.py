@@ -121,27 +121,22 @@ def record_line(record: Record) -> bytes:
 def read_records(path: Path) -> list[Record]:
     """The records of steps 1, 2, ...; empty without a file. A last line cut short is left out.
 
-    Raises RunError when the file cannot be read, any other line is not a record, or a step is missing.
+    Raises RunError when the file cannot be read, or a line is not the record of its step.
     """
-    if not path.exists():
-        return []
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from None
     records: list[Record] = []
     for number, line in enumerate(lines[:-1], start=1):  # the last piece is empty, or a line without its end
         try:
             record = Record(**json.loads(line))
-            for name, value in vars(record).items():
-                if (value is not None or not name.startswith("val_")) and not math.isfinite(value):
-                    raise ValueError(name)
+            needed = [value for name, value in vars(record).items() if value is not None or not name.startswith("val_")]
+            if record.step != number or not all(map(math.isfinite, needed)):
+                raise ValueError
         except (ValueError, TypeError, OverflowError, RecursionError):
-            if number == len(lines) - 1:
-                break
-            raise RunError(f"{path}, line {number}, is not a record: delete {path.parent} to start anew") from None
-        if record.step != number:
-            raise RunError(f"{path}, line {number}, is of step {record.step}: delete {path.parent} to start anew")
+            what = f"{path}, line {number}, is not the record of step {number}"
+            raise RunError(f"{what}: delete {path.parent} to start anew") from None
         records.append(record)
     return records
 

@@ -46,8 +46,7 @@ Status = Literal["ready", "running", "done", "diverged", "out of memory", "inter
 
 FAR, PATIENCE = 2.0, 30  # diverged: this many times the first loss, for this many steps running
 
-
-_ALLOWED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # fields of RunConfig, beside their types
+_ALLOWED: tuple[tuple[str, Callable[[Any], object], str], ...] = (  # fields of RunConfig, beside their types
     ("steps batch length eval_every eval_rows", lambda v: 1 <= v < 2**31, "a whole number from 1 to below 2^31"),
     ("seed warmup", lambda v: v >= 0, "a whole number from 0"),
     ("patch", lambda v: v is None or v >= 1, "a whole number from 1, or None"),
@@ -60,11 +59,7 @@ _ALLOWED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # fields of Ru
         lambda v: len(v) == 2 and all(isinstance(b, float | int) and 0 <= b < 1 for b in v),
         "two numbers from 0 to below 1",
     ),
-    (
-        "device",
-        lambda v: re.fullmatch("auto|cpu|mps|cuda(:[0-9]+)?", v) is not None,
-        "'auto', 'cpu', 'cuda', 'cuda:N' or 'mps'",
-    ),
+    ("device", re.compile("auto|cpu|mps|cuda(:[0-9]+)?").fullmatch, "'auto', 'cpu', 'cuda', 'cuda:N' or 'mps'"),
 )
 
 
