@@ -6,7 +6,6 @@ Exit codes: 0 done; 1 the answer is no, or something failed on the way; 2 the re
 
 import importlib
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -27,16 +26,14 @@ VERBS = {  # and the line --help shows
 
 class Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [verb for verb in VERBS if find_spec(f"qkvlab.cli.{verb}")]
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in self.list_commands(ctx):
-            return None
-        return importlib.import_module(f"qkvlab.cli.{name}").command
+        return importlib.import_module(f"qkvlab.cli.{name}").command if name in VERBS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(verb, VERBS[verb]) for verb in self.list_commands(ctx)])
+            formatter.write_dl([*VERBS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ("--help", "-h", "--version")):

@@ -49,14 +49,14 @@ def list_command(out: Path | None, as_json: bool) -> None:
         click.echo(problem, err=True)
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """The first column, and one without a name, to the left; the others, which are numbers, to the right."""
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], left: int = 1) -> None:
+    """The first columns, and one without a name, to the left; the others, which are numbers, to the right."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number and name else "left", overflow="fold")
+        table.add_column(name, justify="right" if number >= left and name else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console = Console(markup=False)
@@ -169,18 +169,9 @@ def _named(names: tuple[str, ...], out: Path | None) -> "list[Run]":
 
 
 def _facts(run: "Run") -> dict[str, Any]:
-    return {
-        "name": run.name,
-        "folder": str(run.folder),
-        "status": run.status,
-        "message": run.message,
-        "steps": len(run.records),
-        "val_loss": run.val_loss,
-        "val_accuracy": run.val_accuracy,
-        "seconds": run.seconds,
-        "made": run.made,
-        "config": run.config.as_dict(),
-    }
+    names = ("name", "status", "message", "val_loss", "val_accuracy", "seconds", "made")
+    facts = {name: getattr(run, name) for name in names}
+    return facts | {"folder": str(run.folder), "steps": len(run.records), "config": run.config.as_dict()}
 
 
 def _points(run: "Run") -> dict[str, list[Any]]:

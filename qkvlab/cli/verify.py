@@ -192,27 +192,17 @@ def command(as_json: bool) -> None:
 
 
 def show(found: list[Result]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from qkvlab.cli.runs import print_table
 
-    console = Console()
-    for title, rows in (
-        ("Statements: the error is rounding", [r for r in found if not r.control]),
-        ("Controls: false on purpose, the error must be large", [r for r in found if r.control]),
-    ):
-        table = Table("statement", "source", title=title, title_justify="left", title_style="bold")
-        for column in ("error", "bound"):
-            table.add_column(column, justify="right", no_wrap=True)
-        table.add_column("verdict")
-        for r in rows:
-            mark = f"[{'green' if r.ok else 'bold red'}]{r.verdict}[/]"
-            table.add_row(r.statement, r.source, f"{r.error:.1e}", f"{r.bound:.0e}", mark)
-        console.print(table)
-    wrong = [r for r in found if not r.ok]
-    held, noticed = (sum(r.ok for r in found if r.control is c) for c in (False, True))
-    controls = sum(r.control for r in found)
-    console.print(
-        f"{held} of {len(found) - controls} statements hold, {noticed} of {controls} controls fail as they must."
-    )
-    for r in wrong:
-        console.print(f"[bold red]{r.verdict}[/]: {r.statement} (error {r.error:.1e}, bound {r.bound:.0e})")
+    titles = "Statements: the error is rounding", "Controls: false on purpose, the error must be large"
+    tally = []
+    for control, title in enumerate(titles):
+        rows = [r for r in found if r.control == control]
+        tally.append(f"{sum(r.ok for r in rows)} of {len(rows)}")
+        click.secho(f"\n{title}", bold=True)
+        cells = [(r.statement, r.source, f"{r.error:.1e}", f"{r.bound:.0e}", r.verdict) for r in rows]
+        print_table(("statement", "source", "error", "bound", ""), cells, left=2)
+    click.echo(f"\n{tally[0]} statements hold, {tally[1]} controls fail as they must.")
+    for r in found:
+        if not r.ok:
+            click.secho(f"{r.verdict}: {r.statement} (error {r.error:.1e}, bound {r.bound:.0e})", fg="red", bold=True)
