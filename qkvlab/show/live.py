@@ -146,6 +146,7 @@ def faces(configs: Sequence[RunConfig]) -> list[dict[str, str]]:
     return found
 
 
+@torch.no_grad()
 def head_symmetry(model: torch.nn.Module) -> np.ndarray:
     """(L, H): how symmetric each head's W_Q^h W_K^hT is, 1 when the two are tied, about 0 when they are unrelated.
 
@@ -154,11 +155,10 @@ def head_symmetry(model: torch.nn.Module) -> np.ndarray:
     rows = []
     for block in model.layers():  # type: ignore[operator]
         attention: Attention = block.attention
-        d, H, G, d_h = attention.W_O.weight.shape[1], attention.heads, attention.kv_heads, attention.d_h
-        weight = lambda matrix, d=d: torch.eye(d) if matrix is None else matrix.weight.detach().float().cpu()
-        k = weight(attention.W_K).view(G, d_h, d).repeat_interleave(H // G, 0)  # (H, d_h, d)
-        q = k if attention.variant.query == "key" else weight(attention.W_Q).view(H, d_h, d)
-        rows.append(circuit_symmetry(q.mT.numpy(), k.mT.numpy()))
+        eye = torch.eye(attention.heads * attention.d_h).to(attention.W_O.weight)
+        q, k, _ = attention.project(torch.stack([eye, 0 * eye]))  # (2, H, d, d_h): I W_Q + b_Q, then b_Q alone
+        k = k.repeat_interleave(attention.heads // attention.kv_heads, 1)
+        rows.append(circuit_symmetry((q[0] - q[1]).cpu(), (k[0] - k[1]).cpu()))
     return np.stack(rows)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from qkvlab.show import live as module
 from qkvlab.show.grid import AttentionGrid
@@ -464,7 +465,10 @@ def test_lists_and_images_show_their_first_example(task):
 def test_head_symmetry_is_the_definition(slug):
     if slug.endswith("gqa1"):
         slug = slug.replace("gqa1", "mqa")
-    model = Trainer(tiny(slug, heads=4, layers=2, positions="none")).model
+    model = Trainer(tiny(slug, heads=4, layers=2, positions="none", bias=True)).model
+    for name, p in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(0))
     expected = []
     for block in model.layers():
         a = block.attention
