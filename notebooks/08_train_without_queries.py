@@ -394,10 +394,12 @@ def _(decay, device, everywhere, heads, models, recipe_name, scale, seeds, size,
                     "More settings: width, heads, weight decay, device": mo.vstack(
                         [page.controls(**_folded, **({"device": device, "size": size} if _gpu else {})), mo.Html(_note)]
                     ),
-                    "A link to these settings": mo.md(
+                    "How to keep these settings": labs.prose(
                         "The address in your browser holds every setting of this page. Send it, and others open what you see. Add "
                         "`&hide=scale,decay` to leave controls out; their names are models, recipe, scale, steps, seeds, everywhere, "
-                        "decay, width, heads, device, size."
+                        "decay, width, heads, device, size.",
+                        twin="A notebook has no address that holds them. Change the first values in the cells of the controls (after "
+                        "`page.number` and its like), run these cells, and save.",
                     ),
                 }
             ),

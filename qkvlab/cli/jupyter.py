@@ -46,25 +46,22 @@ def command(
 
     from qkvlab.course import jupyter
 
-    answers = []
+    wrong = 0
     for path in chosen:
         twin = out / f"{path.stem}.ipynb"
         try:
-            fresh = jupyter.convert(folder / path.name)
+            found = (jupyter.state if check else jupyter.write)(twin, jupyter.convert(folder / path.name))
         except jupyter.ConversionError as error:
             raise click.ClickException(str(error)) from None
-        answers.append(jupyter.state(twin, fresh))
-        if answers[-1] == "edited":
+        wrong += found == "edited" or (check and found != "current")
+        if found == "edited":
             click.echo(f"{twin}: edited, so left as it is; delete it to have it made anew", err=True)
-        elif check and answers[-1] != "current":
-            click.echo(f"{twin}: {answers[-1]}; `qkvlab jupyter` makes it anew", err=True)
-        elif not check:
-            jupyter.write(twin, fresh)
+        elif check and found != "current":
+            click.echo(f"{twin}: {found}; `qkvlab jupyter` makes it anew", err=True)
     if lab:
         return serve(out, chosen[0].stem, port, no_browser)
-    fine = sum(answer == "current" or (not check and answer != "edited") for answer in answers)
-    click.echo(f"{fine} of {len(answers)} notebooks in {out} are what their labs make")
-    raise SystemExit(fine < len(answers))
+    click.echo(f"{len(chosen) - wrong} of {len(chosen)} notebooks in {out} are what their labs make")
+    raise SystemExit(wrong > 0)
 
 
 def serve(folder: Path, first: str, port: int | None, no_browser: bool) -> None:

@@ -8,8 +8,10 @@ has no outputs, no widget state, and nothing that depends on the machine or the 
 
 import ast
 import hashlib
+import inspect
 import json
 import re
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
@@ -36,6 +38,7 @@ USABLE = {
 LOST = {  # keyword arguments that a twin would lose
     "mo.accordion": ("lazy", "expanded"),
     "mo.callout": ("title",),
+    "mo.ui.date": ("start", "stop"),
     "mo.ui.button": ("keyboard_shortcut",),
     "mo.ui.dropdown": ("searchable",),
     "mo.ui.form": ("validate", "clear_on_submit", "show_clear_button", "submit_button_tooltip", "loading"),
@@ -55,8 +58,7 @@ INSTEAD = {
     "mo.query_params": "page.number, page.choice, page.switch and page.keep",
     "mo.running_in_notebook": "page.jupyter, or labs.prose(..., twin=...) where only the text differs",
     "mo.output": "the last expression of a cell",
-    "mo.outline": "labs.outline, in a cell of its own",
-    "mo.sidebar": "labs.outline, in a cell of its own",
+    **dict.fromkeys(("mo.outline", "mo.sidebar"), "labs.outline, in a cell of its own"),
 }
 
 
@@ -94,7 +96,10 @@ def convert(path: Path) -> str:
     return json.dumps(whole, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def state(path: Path, fresh: str) -> Literal["missing", "current", "stale", "edited"]:
+State = Literal["missing", "current", "stale", "edited"]
+
+
+def state(path: Path, fresh: str) -> State:
     """How the twin on disk stands to `fresh`, what `convert` gives: "edited" when a reader changed or added a cell."""
     if not path.exists():
         return "missing"
@@ -108,13 +113,13 @@ def state(path: Path, fresh: str) -> Literal["missing", "current", "stale", "edi
         return "edited"
 
 
-def write(path: Path, fresh: str) -> bool:
-    """Put a twin on disk; False, and nothing is done, when a reader edited the one that is there."""
+def write(path: Path, fresh: str) -> State:
+    """Put a twin on disk, except where a reader edited the one that is there. Returns how that one stood."""
     found = state(path, fresh)
     if found in ("missing", "stale"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(fresh, encoding="utf-8", newline="\n")
-    return found != "edited"
+    return found
 
 
 def _cell(kind: str, text: str, hidden: bool = False) -> dict[str, Any]:
@@ -249,13 +254,18 @@ class _Lab:
         path = ".".join(path.split(".")[: 3 if path.startswith(("mo.ui.", "mo.status.")) else 2])
         if path not in USABLE:
             self.refuse(line, path, INSTEAD.get(path) or f"an anywidget, or one of {', '.join(sorted(USABLE))}")
-        keywords = {keyword.arg: keyword.value for keyword in call.keywords} if call else {}
-        if path.startswith("mo.ui.") and (call is None or None in keywords):
+        keywords: dict[str | None, ast.expr] = {}
+        if call:
+            names = inspect.signature(attrgetter(path.removeprefix("mo."))(mo)).parameters
+            keywords.update(zip(names, call.args, strict=False))
+            keywords.update((word.arg, word.value) for word in call.keywords)
+        unseen = call is None or None in keywords or any(isinstance(one, ast.Starred) for one in call.args)
+        if path.startswith("mo.ui.") and unseen:
             self.refuse(line, f"{path} with arguments that cannot be seen", f"a call {path}(...) that names each")
-        for name in keywords.keys() & LOST.get(path, ()):
+        for name in sorted(set(LOST.get(path, ())) & keywords.keys()):
             self.refuse(line, f"{name}= of {path}", "the call without it")
         if path == "mo.ui.table":  # drawn as a plain table
-            said = {name: ast.unparse(value) for name, value in keywords.items() if name != "label"}
+            said = {name: ast.unparse(value) for name, value in keywords.items() if name not in ("data", "label")}
             if said != {"selection": "None", "pagination": "False"}:
                 self.refuse(line, "a mo.ui.table to choose, sort or leaf in", "selection=None, pagination=False")
 

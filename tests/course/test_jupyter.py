@@ -208,7 +208,7 @@ def test_every_formula_of_the_markdown_cells_is_one_of_the_marimo_page(name):
 
 @pytest.mark.parametrize("name", sorted(jupyter.USABLE))
 def test_what_is_mapped_passes_by_its_name_in_marimo(twin, name):
-    code = "mo.show_code(1)" if name == "mo.show_code" else f"x = {name}(1)"
+    code = "mo.show_code(1)" if name == "mo.show_code" else f"x = {name}()"
     code = "x = mo.ui.table(1, selection=None, pagination=False)" if name == "mo.ui.table" else code
     assert sources(twin(code)) == ["1" if name == "mo.show_code" else code]
     value = mo
@@ -253,6 +253,8 @@ def test_the_controls_that_labs_live_on_are_mapped():
         ("mo.ui.dropdown(\n    ['a'],\n    searchable=True,\n)", "searchable= of mo.ui.dropdown", "without"),
         ("mo.ui.text(kind='email')  # here", "kind= of mo.ui.text", "without"),
         ("mo.accordion({'a': 1}, lazy=True)  # here", "lazy= of mo.accordion", "without"),
+        ("mo.callout('a', 'info', 'Title')  # here", "title= of mo.callout", "without"),
+        ("mo.ui.slider(*settings)  # here", "mo.ui.slider with arguments that cannot be seen", "names each"),
         ("mo.ui.slider(**settings)  # here", "mo.ui.slider with arguments that cannot be seen", "names each"),
         ("make = mo.ui.slider  # here", "mo.ui.slider with arguments that cannot be seen", "names each"),
         ("mo.ui.table([1])  # here", "a mo.ui.table to choose", "selection=None"),
@@ -329,7 +331,7 @@ def test_an_unknown_term_is_told_with_its_line(write):
 def test_an_edited_notebook_is_never_overwritten_and_one_that_only_ran_is(write, tmp_path):
     fresh, path = jupyter.convert(write("x = 1")), tmp_path / "jupyter" / "07_small.ipynb"
     assert jupyter.state(path, fresh) == "missing"
-    assert jupyter.write(path, fresh) and path.read_text() == fresh
+    assert jupyter.write(path, fresh) == "missing" and path.read_text() == fresh
     newer = jupyter.convert(write("x = 2"))
     assert (jupyter.state(path, fresh), jupyter.state(path, newer)) == ("current", "stale")
 
@@ -337,11 +339,11 @@ def test_an_edited_notebook_is_never_overwritten_and_one_that_only_ran_is(write,
     ran.cells[-1].outputs = [nbformat.v4.new_output("stream", text="hello")]
     nbformat.write(ran, path)
     assert jupyter.state(path, fresh) == "stale"
-    assert jupyter.write(path, newer) and path.read_text() == newer
+    assert jupyter.write(path, newer) == "stale" and path.read_text() == newer
 
     mine = nbformat.reads(newer, as_version=4)
     mine.cells.append(nbformat.v4.new_code_cell("mine = 1"))
     for text in (nbformat.writes(mine), newer.replace("x = 2", "x = 3"), "{}", "not json"):
         path.write_text(text)
-        assert jupyter.state(path, newer) == "edited" and not jupyter.write(path, newer)
+        assert jupyter.state(path, newer) == jupyter.write(path, newer) == "edited"
         assert path.read_text() == text
