@@ -32,7 +32,8 @@ const visible = (token) => token.replaceAll("\n", "↵").replaceAll(" ", "␣").
 function render({ model, el }) {
   let frame = null; // {data, n, L, H, T, tokens, symmetry, shown, causal, step, scale, spread}
   let head = [0, 0], cell = null, hover = null, large = false, difference = false, waiting = 0;
-  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const scheme = matchMedia("(prefers-color-scheme: dark)"); // of the system; JupyterLab has a theme of its own
+  const isDark = () => (document.body.dataset.jpThemeLight ?? String(!scheme.matches)) === "false";
 
   // ---- the page
   const choose = (side) => make("select", { "aria-label": `Model on the ${side}`, onchange: (e) => model.send({ command: "choose", side, index: +e.target.value }) });
@@ -75,7 +76,7 @@ function render({ model, el }) {
   // ---- drawing
   const picture = (m, hd) => { // one map, one pixel an entry
     const T = frame.T, small = new OffscreenCanvas(T, T), image = small.getContext("2d").createImageData(T, T);
-    const table = m < 0 ? signed(dark.matches) : WEIGHTS, top = m < 0 ? frame.spread : frame.scale;
+    const table = m < 0 ? signed(isDark()) : WEIGHTS, top = m < 0 ? frame.spread : frame.scale;
     for (let i = 0, p = 0; i < T; i++) for (let j = 0; j < T; j++, p += 4) {
       if (frame.causal && j > i) continue; // masked: the page shows through
       const v = value(m, hd, i, j), t = m < 0 ? (v / top + 1) / 2 : v / top;
@@ -129,7 +130,7 @@ function render({ model, el }) {
       canvas.dataset.model = m;
       paint(canvas, m);
     });
-    const c = bar.getContext("2d"), table = difference && frame.n > 1 ? signed(dark.matches) : WEIGHTS;
+    const c = bar.getContext("2d"), table = difference && frame.n > 1 ? signed(isDark()) : WEIGHTS;
     for (let i = 0; i < 220; i++) { c.fillStyle = `rgb(${table[Math.round((i / 219) * 255)]})`; c.fillRect(i, 0, 1, 20); }
     low.textContent = difference && frame.n > 1 ? `−${frame.spread}` : "0";
     high.textContent = difference && frame.n > 1 ? `+${frame.spread}` : frame.scale < 1 ? `≥ ${frame.scale}` : "1";
@@ -251,11 +252,12 @@ function render({ model, el }) {
   for (const [event, f] of Object.entries(listeners)) model.on(event, f);
   const observer = new ResizeObserver(later); observer.observe(root);
   const recolour = () => setTimeout(later, 60);
-  dark.addEventListener("change", recolour);
+  scheme.addEventListener("change", recolour);
+  const theme = new MutationObserver(recolour); theme.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
   kept();
   return () => {
     for (const [event, f] of Object.entries(listeners)) model.off(event, f);
-    observer.disconnect(); dark.removeEventListener("change", recolour); cancelAnimationFrame(waiting);
+    observer.disconnect(); theme.disconnect(); scheme.removeEventListener("change", recolour); cancelAnimationFrame(waiting);
   };
 }
 

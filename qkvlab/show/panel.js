@@ -304,6 +304,7 @@ function render({ model, el }) {
   const observer = new ResizeObserver(later); observer.observe(canvas);
   const scheme = matchMedia("(prefers-color-scheme: dark)"), recolour = () => setTimeout(later, 60);
   scheme.addEventListener("change", recolour);
+  const theme = new MutationObserver(recolour); theme.observe(document.body, { attributeFilter: ["data-jp-theme-light"] }); // JupyterLab's
 
   load(); legend(); words(); fresh = false; later();
   if (model.get("moment") !== model.get("heard")) onMoment();
@@ -313,7 +314,7 @@ function render({ model, el }) {
 
   return () => {
     for (const [event, f] of Object.entries(listeners)) model.off(event, f);
-    observer.disconnect(); scheme.removeEventListener("change", recolour); cancelAnimationFrame(frame);
+    observer.disconnect(); theme.disconnect(); scheme.removeEventListener("change", recolour); cancelAnimationFrame(frame);
   };
 }
 

@@ -1,4 +1,4 @@
-// Draws what a cell of a Jupyter twin shows (twin.py: CellView), and loads what all views need once (Library).
+// Draws what a cell of a Jupyter twin shows (twin.py: CellView). It is loaded once, with plotly.js (Library).
 // A view gets HTML in which an empty div stands for each widget (data-slot) and each figure (data-figure). When the
 // HTML changes, what is on the page is changed into it, node by node: controls, figures and open hints stay as they are.
 
@@ -21,8 +21,30 @@ const library = (globalThis.qkvlabTwin ??= (() => {
   };
 })());
 
+// The views of cells are core widgets, empty boxes with the class "qkv-cell": those are filled here. (Sixty anywidgets
+// made at once do not all load within the two seconds that anywidget gives them on a busy machine.)
 function initialize({ model }) {
-  if (model.get("plotly")?.byteLength) library.give(model.get("plotly"));
+  library.give(model.get("plotly"));
+  const manager = model.widget_manager, adopted = new WeakSet();
+  const adopt = () => {
+    for (const el of document.getElementsByClassName("qkv-cell")) {
+      const id = [...el.classList].find((name) => name.startsWith("qkv-id-"))?.slice(7);
+      if (adopted.has(el) || !manager.has_model(id)) continue;
+      adopted.add(el);
+      manager.get_model(id).then(async (cell) => {
+        const clear = show(cell, el);
+        for (const view of await Promise.all(Object.values(cell.views))) if (view.el === el) view.once("remove", clear);
+      }).catch((problem) => console.error("qkvlab twin:", problem));
+    }
+  };
+  const seen = new MutationObserver(adopt);
+  seen.observe(document.body, { childList: true, subtree: true });
+  adopt();
+  return () => seen.disconnect();
+}
+
+function render({ el }) {
+  el.innerHTML = '<div class="qkv-twin"><p class="twin-note">This notebook reacts: move a control, or edit a cell and run it.</p></div>';
 }
 
 const key = (node) => node.nodeType === 1 && (node.dataset.slot ? `slot ${node.dataset.slot}` : node.dataset.figure ? `figure ${node.dataset.figure}` : node.classList.contains("tex") ? `tex ${node.dataset.tex}` : "");
@@ -51,14 +73,10 @@ function morph(old, wanted) {
   while (at) { const next = at.nextSibling; at.remove(); at = next; }
 }
 
-function render({ model, el }) {
+function show(model, el) {
   const root = document.createElement("div");
   root.className = "qkv-twin";
   el.replaceChildren(root);
-  if (model.get("plotly")) {
-    root.innerHTML = '<p class="twin-note">This notebook reacts: move a control, or edit a cell and run it.</p>';
-    return undefined;
-  }
   const views = new Map(), drawn = new Map(); // element -> view of a widget; element -> figure that stands there
   let alive = true;
 

@@ -18,6 +18,7 @@ import json
 import re
 import time
 import traceback
+import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
@@ -276,21 +277,30 @@ def _inside(element: Any) -> dict[str, Any]:
     return dict(children) if isinstance(children, Mapping) else {str(i): child for i, child in enumerate(children)}
 
 
-class CellView(anywidget.AnyWidget):
-    """What a cell shows, drawn by twin.js, and changed in place."""
+class CellView(w.DOMWidget):
+    """What a cell shows: a core widget, so that it opens at once; twin.js fills it, and changes it in place."""
 
-    _esm = (HERE / "twin.js").read_text(encoding="utf-8")
+    _view_module = traitlets.Unicode("@jupyter-widgets/base").tag(sync=True)
+    _view_module_version = traitlets.Unicode("2.0.0").tag(sync=True)
+    _view_name = traitlets.Unicode("DOMWidgetView").tag(sync=True)
 
     html = traitlets.Unicode("").tag(sync=True)
     slots: Any = traitlets.Dict().tag(sync=True)
     figures: Any = traitlets.Dict().tag(sync=True)
     busy = traitlets.Bool(False).tag(sync=True)
 
+    def __init__(self, **traits: Any) -> None:
+        name = uuid.uuid4().hex
+        super().__init__(model_id=name, _dom_classes=["qkv-cell", f"qkv-id-{name}"], **traits)
+
+    def __repr__(self) -> str:
+        return _words(self.html)
+
 
 class Library(anywidget.AnyWidget):
     """What all views need once: plotly.js, packed, and the style sheet: that of the labs, and what twins need more."""
 
-    _esm = CellView._esm
+    _esm = (HERE / "twin.js").read_text(encoding="utf-8")
     _css = ""
 
     plotly = traitlets.Bytes(b"").tag(sync=True)
