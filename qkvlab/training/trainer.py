@@ -304,28 +304,22 @@ class Trainer(Iterator[Record]):
     @torch.no_grad()
     def _validate(self) -> tuple[float, float | None]:
         x, y = self._validation
-        model, classes = self.config.model, self.task.outputs
-        tokens = self.model.config.context if self.task.kind != "text" else x.shape[1]
-        numbers = tokens * max(classes, round(model.mlp * model.width))  # in the largest activation of a row
-        rows = max(1, 2**22 // numbers)  # at once: 16 MB
-        total, right, scored = 0.0, 0, 0
+        widest = max(self.task.outputs, self.model.config.hidden)  # of a token's activations
+        rows = max(1, 2**22 // (self.model.config.context * widest))  # at once: 16 MB
+        total, right, scored, classes = 0.0, 0, 0, self.task.kind != "text"
         self.model.eval()
         for i in range(0, len(x), rows):
             logits, targets = self._forward(x[i : i + rows], y[i : i + rows])
             total += F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum").item()
             scored += int((targets != -100).sum())
-            if self.task.kind != "text":
+            if classes:
                 right += int((logits.argmax(-1) == targets).sum())
         self.model.train()
-        return total / scored, (right / scored if self.task.kind != "text" else None)
+        return total / scored, (right / scored if classes else None)
 
-    @torch.no_grad()
     def maps(self, x: Tensor) -> list[Tensor]:
         """The attention maps of the model as it is now for inputs x: one (B, H, T, T) a layer."""
-        self.model.eval()
-        maps = self.model.maps(x.to(self.device))
-        self.model.train()
-        return maps
+        return self.model.maps(x.to(self.device))
 
     # How a run ends
 
