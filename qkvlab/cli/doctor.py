@@ -1,7 +1,5 @@
 """`qkvlab doctor`: one line a check, OK, WARN or FAIL, with what to do. Exit code 1 when a check fails."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json
@@ -64,18 +62,15 @@ def packages() -> Iterator[Check]:
     from packaging.utils import canonicalize_name
     from packaging.version import Version
 
-    installed: dict[str, str] = {}
-    for found in importlib.metadata.distributions():
-        if found.metadata["Name"]:
-            installed.setdefault(canonicalize_name(found.metadata["Name"]), found.version)
-    missing = []
-    for line in importlib.metadata.requires("qkvlab") or ():
-        need = Requirement(line)
-        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
-            continue
-        version = installed.get(canonicalize_name(need.name))
-        if version is None or not need.specifier.contains(version, prereleases=True):
-            missing.append(f"{need.name}{need.specifier} (found {version or 'none'})")
+    found = [(package.metadata["Name"], package.version) for package in importlib.metadata.distributions()]
+    installed: dict[str, str] = {canonicalize_name(name): v for name, v in reversed(found) if name}  # the first counts
+    needs = [Requirement(line) for line in importlib.metadata.requires("qkvlab") or ()]
+    missing = [
+        f"{need.name}{need.specifier} (found {version or 'none'})"
+        for need, version in ((need, installed.get(canonicalize_name(need.name))) for need in needs)
+        if need.marker is None or need.marker.evaluate({"extra": ""})
+        if version is None or not need.specifier.contains(version, prereleases=True)
+    ]
     if missing:
         yield Check("FAIL", "Packages", "not as required: " + ", ".join(missing), "install qkvlab again, as in README")
 
