@@ -1,7 +1,5 @@
 """`qkvlab data`: what data is here, whether it is whole, and fetching what does not come with qkvlab."""
 
-from __future__ import annotations
-
 import json
 import sys
 

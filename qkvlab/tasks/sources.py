@@ -5,8 +5,6 @@ counts, and its sha256 is checked on first use in each process: a wrong one is r
 Nothing here writes to disk except `download`, which runs only when somebody asks for it.
 """
 
-from __future__ import annotations
-
 import glob
 import gzip
 import hashlib

@@ -4,8 +4,6 @@ A list over {0..9} goes in, a list of equal length comes out, and every position
 lists train and 2,000 test, as in the authors' re-implementation; the same lists for all five tasks, so tasks compare.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal

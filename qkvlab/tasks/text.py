@@ -5,8 +5,6 @@ after the other, each followed by an end-of-text token where a corpus has docume
 there is no padding inside; where a lone short row must be padded, its y is -100 and nothing is scored there.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 from collections import Counter
@@ -54,8 +52,7 @@ class Characters:
             if self.unknown is None:
                 other = sorted({c for c, i in zip(text, ids, strict=True) if i < 0})
                 shown = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in other[:5]) + (", ..." if other[5:] else "")
-                allowed = "".join(self.alphabet)
-                raise ValueError(f"this vocabulary has no character {shown}; it has {len(allowed)}: {allowed!r}")
+                raise ValueError(f"this vocabulary has no character {shown}; it has {self.size}: {self.alphabet!r}")
             ids[ids < 0] = self.unknown
         return ids
 

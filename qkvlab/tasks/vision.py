@@ -1,7 +1,5 @@
 """Small real images: handwritten digits 8x8, MNIST 28x28, Fashion-MNIST 28x28. One grey channel, ten classes."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
