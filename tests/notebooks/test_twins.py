@@ -92,7 +92,7 @@ def beside():
     def said():
         from qkvlab.show import twin
 
-        shown = " ".join(cell.view.html for cell in twin.page.cells.values())
+        shown = " ".join(cell.view.html for cell in twin.page.cells.values() if cell.view)
         shown = re.sub(r'<[^>]*aria-label="([^"]*)"[^>]*>', r" \1 ", shown)
         return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", shown)))
 
@@ -150,7 +150,9 @@ class Page:
         assert self.get("twin.waiting()") == {}
         states = "{c.impl.code.strip()[:60]: c.state for c in twin.page.cells.values() if c.state != 'ran'}"
         assert self.get(states) == {}
-        assert self.get("[c.view.html for c in twin.page.cells.values() if 'twin-error' in c.view.html]") == []
+        assert (
+            self.get("[c.view.html for c in twin.page.cells.values() if c.view and 'twin-error' in c.view.html]") == []
+        )
 
 
 @pytest.fixture
