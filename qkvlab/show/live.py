@@ -251,7 +251,7 @@ class Live:
             live._ready(keep=True)
             live._go("play")
         else:
-            self._go("pause" if name == "step" else name, singles=name == "step")
+            self._go("pause" if name == "step" else name, single=name == "step")
 
     def take_up(self, run_id: str) -> None:
         """Offer the run of that id, which this browser tab trained before it was reloaded. Ignores an unknown id."""
@@ -321,10 +321,10 @@ class Live:
                 self.grid.begin(self.faces, "The maps appear with the first step.")
         self._say("ready", text)
 
-    def _go(self, want: str, singles: int = 0) -> None:
+    def _go(self, want: str, single: bool = False) -> None:
         with self._wake:
             self._want = want
-            self._singles += singles
+            self._singles = self._singles + 1 if single else 0
             self._wake.notify_all()
         if self._thread and self.status not in (*BUSY, "paused", "saved"):
             self._thread.join(5)  # it has said how it ended and is about to
@@ -370,7 +370,7 @@ class Live:
                     self._round()
                     if single:
                         with self._wake:
-                            self._singles -= 1
+                            self._singles = max(0, self._singles - 1)
                         self._draw_curves()
                         self._draw_maps()
             return self._verdict()

@@ -141,6 +141,20 @@ def test_pause_step_resume_stop_resume(alone):
     assert page.losses() == [[alone(PAIR[0])], [alone(PAIR[1])]]
 
 
+def test_steps_that_were_asked_for_before_a_stop_are_not_taken_after_it():
+    page = Page(PAIR)
+    page.press("step")
+    until(lambda: page.panel.status == "paused" and page.now.step == 1)
+    with page.now.hold():
+        for name in ("step", "step", "step", "stop"):
+            page.press(name)
+    page.wait("stopped")
+    at = page.now.step
+    page.press("step")
+    page.wait("paused")
+    assert at <= 2 and page.now.step == at + 1
+
+
 def test_a_button_that_makes_no_sense_does_nothing():
     page = Page(PAIR)
     for name in ("pause", "stop", "reset", "pin"):
@@ -403,6 +417,20 @@ def test_a_runs_folder_that_cannot_be_written_does_not_stop_anybody(tmp_path):
     page.press("play")
     page.wait("done")
     assert "Not kept on disk" in page.panel.message and page.panel.run_id == ""
+
+
+def test_what_is_not_kept_is_tried_again_from_the_start(tmp_path, monkeypatch, alone):
+    alone(PAIR[0]), alone(PAIR[1])
+    (tmp_path / "file").write_text("not a folder")
+    page, step = Page(PAIR, tmp_path / "file"), Trainer._step
+    greedy = lambda self: step(self) if self.step < 5 else (_ for _ in ()).throw(MemoryError())
+    monkeypatch.setattr(Trainer, "_step", greedy)
+    page.press("play")
+    page.wait("out of memory")
+    monkeypatch.setattr(Trainer, "_step", step)
+    page.press("play")
+    page.wait("done", "error")
+    assert page.panel.status == "done" and page.losses() == [[alone(PAIR[0])], [alone(PAIR[1])]]
 
 
 def test_what_cannot_be_trained_says_why(tmp_path):
