@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from urllib.request import Request, urlopen
 
 from bench import lab as jupyterlab
-from bench.harness import ROOT, interleave, machine, median_ratio, table
+from bench.harness import interleave, machine, median_ratio, table
 from bench.page import MOVES, SLIDERS, size
 
 SIDES = ("FigureWidget", "Output")
@@ -221,7 +221,7 @@ def main() -> int:
     med = statistics.median
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
         folder = Path(scratch) / "twins"
-        shutil.copytree(ROOT / "notebooks" / "jupyter", folder)
+        shutil.copytree(jupyterlab.TWINS, folder)
         server, address = jupyterlab.serve(folder, Path(scratch) / "home")
         try:
             browser = playwright.chromium.launch(

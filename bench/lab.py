@@ -10,6 +10,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from bench.harness import ROOT
+
+TWINS = ROOT / "notebooks" / "jupyter"
 SETTINGS = {  # the theme follows the browser's colour scheme
     "notification": {"fetchNews": "false", "checkForUpdates": False},
     "themes": {"adaptive-theme": True},
