@@ -14,7 +14,7 @@ from bench import lab
 MOVES = {  # twin -> label of a slider, words beside a number that follows it
     "00_start_here": ("temperature", ""),
     "01_three_projections": ("temperature", "largest difference to the model"),
-    "02_change_of_basis": ("condition number of a random", "largest difference of the output"),
+    "02_change_of_basis": ("condition number", "largest difference of the output"),
     "08_train_without_queries": ("width d", "the logit scale that makes both start alike"),
 }
 PYTEST = ("02_change_of_basis", "08_train_without_queries")
@@ -94,7 +94,7 @@ def test_exercise_edited_cell_and_reload(open_twin):
     expect(page.locator(".qkv-twin")).to_have_count(views)  # in place
     assert page.evaluate(ERRORS) == []
 
-    handle = slider(page, "condition number of a random")
+    handle = slider(page, "condition number")
     handle.press("ArrowRight")
     expect(handle).to_have_attribute("aria-valuetext", re.compile("1.5"))
     numbers = [difference.text_content(), moved.text_content()]
