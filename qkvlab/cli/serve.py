@@ -93,18 +93,13 @@ def _can_show_browser() -> bool:
 
 
 def _draw(title: str) -> str:
-    """The picture on a gallery card: the lab's number and the three boxes that every badge has. SVG, either theme."""
-    from qkvlab.show.badge import FILL, INK
+    """The picture on a gallery card: the badge of attention as it is, and the lab's number. SVG, either theme."""
+    from qkvlab.show.badge import badge_svg
 
-    boxes = "".join(
-        f'<rect x="{x}" y="330" width="130" height="130" rx="18" fill="{FILL[letter]}"/>'
-        f'<text x="{x + 65}" y="424" text-anchor="middle" font-size="84" fill="{INK[letter]}">{letter}</text>'
-        for x, letter in ((90, "Q"), (250, "K"), (410, "V"))
-    )
+    number = f'<text x="1110" y="460" text-anchor="end" font-size="340" fill="#888">{title.split()[0]}</text>'
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1200 630" font-family="system-ui, sans-serif">'
-        f'<g font-weight="700">{boxes}</g>'
-        f'<text x="1110" y="460" text-anchor="end" font-size="340" fill="#888">{title.split()[0]}</text></svg>'
+        f'<g transform="translate(80 325)">{badge_svg("qkv", 140)}</g>{number}</svg>'
     )
 
 
