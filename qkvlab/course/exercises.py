@@ -21,6 +21,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from qkvlab.theory.reference import softmax
+
 SHEETS = Path(__file__).parent / "sheets"
 LETTERS = "ABCDEFGHIJ"
 
@@ -152,13 +154,8 @@ def evaluate(text: str, names: Mapping[str, np.ndarray | float] | None = None) -
     return value
 
 
-def _softmax(x: np.ndarray) -> np.ndarray:
-    weights = np.exp(x - np.max(x, axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
 FUNCTIONS: dict[str, Any] = {
-    "inv": np.linalg.inv, "exp": np.exp, "sqrt": np.sqrt, "log": np.log, "softmax": _softmax,
+    "inv": np.linalg.inv, "exp": np.exp, "sqrt": np.sqrt, "log": np.log, "softmax": softmax,
 }  # fmt: skip
 ONLY = "Only + - * / ** @ .T and functions are understood here."
 
