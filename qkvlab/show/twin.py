@@ -30,7 +30,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import anywidget
-import comm
 import ipywidgets as w
 import marimo as mo
 import plotly.graph_objects as go
@@ -43,7 +42,7 @@ from IPython.display import display
 from marimo._ast.cell import CellImpl
 from marimo._ast.compiler import compile_cell
 from marimo._ast.variables import demangle_locals_in_text
-from marimo._output.formatters import formatters
+from marimo._output import formatting
 from marimo._plugins.ui._core.ui_element import UIElement
 from marimo._runtime.control_flow import MarimoStopError
 from marimo._runtime.dataflow import topological_sort, transitive_closure
@@ -61,7 +60,7 @@ HERE = Path(__file__).parent
 def _slider(a: Any, v: Any, plain: Any) -> Any:
     several, steps = isinstance(v, (list, tuple)), a["steps"]
     plain |= {"continuous_update": not a["debounce"], "orientation": a["orientation"]}
-    plain["readout"] = bool(a["show-value"] or a["include-input"])
+    plain["readout"] = bool(a["show-value"] or a.get("include-input"))
     if steps:
         kind = w.SelectionRangeSlider if several else w.SelectionSlider
         made: Any = kind(options=[(f"{step:g}", i) for i, step in enumerate(steps)], index=v, **plain)
@@ -180,8 +179,8 @@ class Shown:
             self.out += data[image] if svg else f'<img alt="" src="data:{image};base64,{data[image].strip()}">'
         elif text := data.get("text/markdown", data.get("text/latex")):
             self.out += self.html(mo.md(text).text)
-        else:
-            self.out += f"<pre>{escape(data.get('text/plain', ''))}</pre>"
+        elif "text/plain" in data:
+            self.out += f"<pre>{escape(data['text/plain'])}</pre>"
 
     def slot(self, widget: w.Widget) -> str:
         self.slots[widget.model_id] = widget.model_id
@@ -215,8 +214,8 @@ class Shown:
             case "marimo-tex":
                 tex = inner.strip()  # ||(...||), or ||[...||] where it stands alone
                 return f'<span class="tex">\\{tex[2:-3]}\\{tex[-1:]}</span>'
-            case "marimo-plotly":
-                return self.figure(given["figure"], given.get("config") or {})
+            case "marimo-widget":
+                return self.slot(w.Widget.widgets[attributes["id"]])
             case "marimo-callout-output":
                 return f'<div class="twin-callout twin-{given["kind"]}" role="note">{self.html(given["html"])}</div>'
             case "marimo-accordion":
@@ -382,8 +381,11 @@ class Page:
         if self.error is not None:
             self.shell.showtraceback((type(self.error), self.error, self.error.__traceback__), tb_offset=0)
 
-    def run_pass(self, roots: set[str]) -> None:
-        """Run cells and all that depends on them, each once, in order."""
+    def run_pass(self, roots: set[str], moved: bool = False) -> None:
+        """Run cells and all that depends on them, each once, in order.
+
+        After a move marimo asks only whether a cell above has stopped in this pass; at first, whether it has ever.
+        """
         graph: Any = self.graph()
         reached: Any = transitive_closure(graph, roots)  # type: ignore[arg-type]
         order = topological_sort(graph, reached)
@@ -395,14 +397,16 @@ class Page:
             self.rest(self.cells[key], "blocked", f"Not run: {_code(circle)} need each other in a circle.")
         for key in order:
             cell = self.cells[key]
-            above = {self.cells[parent].state for parent in graph.parents[key]}
+            names = self.missing(cell)
+            above = {self.cells[k].state for k in graph.parents[key] if k in reached or not moved}
+            above |= {self.cells[graph.owners[name]].state for name in names if name in graph.owners}
             if isinstance(self.error, KeyboardInterrupt):
                 self.rest(cell, "blocked", "Not run: interrupted.")
             elif above & {"failed", "blocked"}:
                 self.rest(cell, "blocked", "Not run: a cell that it needs has failed.")
             elif above & {"stopped", "skipped"}:
                 self.rest(cell, "skipped")
-            elif names := self.missing(cell):
+            elif names:
                 known = all(name in graph.owners for name in names)
                 why = "the cell that defines it waits, too" if known else "no cell run so far defines it"
                 self.rest(cell, "waits", f"Waits for {_code(names)}: {why}.")
@@ -529,7 +533,7 @@ class Page:
         """Run the cells that read an element, and what depends on them."""
         self.error, owners = None, self.owners()
         names = {n for n, value in list(self.names.items()) if self.holds(value, element)}
-        self.run_pass({k for k, c in self.cells.items() for n in names & c.impl.refs if owners.get(n) != k})
+        self.run_pass({k for k, c in self.cells.items() for n in names & c.impl.refs if owners.get(n) != k}, moved=True)
         element._on_update_completion()
         for cell in self.cells.values() if isinstance(element, mo.ui.tabs) else ():
             if cell.view and self.control(element).model_id in cell.view.slots:
@@ -578,7 +582,7 @@ class Page:
             return node
         key = info.cell_id or f"~{self.clock}"
         for other, cell in self.cells.items() if not info.cell_id else ():  # nbclient does not say which cell it runs
-            if cell.impl.code == impl.code or cell.impl.defs & impl.defs:
+            if other[0] == "~" and (cell.impl.code == impl.code or cell.impl.defs & impl.defs):
                 key = other
         self.next = (key, impl)
         return ast.parse("__import__('qkvlab.show.twin').show.twin.page.go()")
@@ -627,6 +631,10 @@ def _initialize(self: Any, args: Any) -> None:
         page.running.elements.append(self)
 
 
+def _widget_html(widget: Any) -> tuple[Any, str]:
+    return "text/html", f"<marimo-widget id='{widget.model_id}'></marimo-widget>"
+
+
 def start() -> None:
     """Watch every cell that is run from now on, and show the library that the views draw with."""
     global page
@@ -639,11 +647,9 @@ def start() -> None:
         shell.ast_transformers.append(page)
         shell.events.register("pre_run_cell", page.before)
         shell.events.register("post_run_cell", page.after)
-    # marimo registers its formatters at the first need, and with them its own comms: Jupyter keeps Jupyter's
-    jupyters = comm.create_comm, plotly.io.renderers.default
-    formatters.register_formatters()
-    comm.create_comm, plotly.io.renderers.default = jupyters
-    w.Widget.on_widget_constructed(None)
+    # With formatters of ours marimo does without its own for other packages, which take Jupyter's comms and displays.
+    formatting.formatter(go.Figure)(lambda figure: ("text/html", mo.ui.plotly(figure).text))
+    formatting.formatter(w.Widget)(_widget_html)
     UIElement._initialize = _initialize  # type: ignore[assignment, method-assign]
     display(Library.load())
 
