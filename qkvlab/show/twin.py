@@ -159,7 +159,7 @@ class Shown:
         if isinstance(value, mo.Html):
             self.out += self.html(value.text)
         elif isinstance(value, w.Widget):
-            self.out += self.slot(value)
+            self.out += self.slot(value.model_id)
         elif isinstance(value, go.Figure):
             self.out += self.figure(json.loads(plotly.io.to_json(value)), {"responsive": True})
         elif value is not None:
@@ -169,7 +169,7 @@ class Shown:
         """What IPython's formatters made of a value: the richest of it."""
         image = next((kind for kind in data if kind.startswith("image/")), "")
         if view := data.get("application/vnd.jupyter.widget-view+json"):
-            self.out += self.slot(w.Widget.widgets[view["model_id"]])
+            self.out += self.slot(view["model_id"])
         elif figure := data.get("application/vnd.plotly.v1+json"):
             self.out += self.figure(figure, figure.get("config") or {})
         elif html := data.get("text/html"):
@@ -182,9 +182,9 @@ class Shown:
         elif "text/plain" in data:
             self.out += f"<pre>{escape(data['text/plain'])}</pre>"
 
-    def slot(self, widget: w.Widget) -> str:
-        self.slots[widget.model_id] = widget.model_id
-        return f'<div data-slot="{widget.model_id}"></div>'
+    def slot(self, model_id: str) -> str:
+        self.slots[model_id] = model_id
+        return f'<div data-slot="{model_id}"></div>'
 
     def figure(self, figure: dict[str, Any], config: dict[str, Any]) -> str:
         number = str(len(self.figures))
@@ -215,7 +215,7 @@ class Shown:
                 tex = inner.strip()  # ||(...||), or ||[...||] where it stands alone
                 return f'<span class="tex">\\{tex[2:-3]}\\{tex[-1:]}</span>'
             case "marimo-widget":
-                return self.slot(w.Widget.widgets[attributes["id"]])
+                return self.slot(attributes["id"])
             case "marimo-callout-output":
                 return f'<div class="twin-callout twin-{given["kind"]}" role="note">{self.html(given["html"])}</div>'
             case "marimo-accordion":
@@ -232,7 +232,7 @@ class Shown:
         label = self.html(mo.md(element._args.label).text) if element._args.label else ""
         match name:
             case "marimo-anywidget":
-                return self.slot(self.page.watched(element))
+                return self.slot(self.page.watched(element).model_id)
             case "marimo-plotly":
                 return self.figure(args["figure"], args.get("config") or {})
             case "marimo-table":
@@ -241,7 +241,7 @@ class Shown:
                 return f"<div>{label}{''.join(self.html(child.text) for child in _inside(element).values())}</div>"
             case _ if not MAPPED.get(name):  # a batch: its own HTML holds its children
                 return self.html(re.sub(r"^<[^>]*>|<[^>]*>$", "", inner))
-        control = self.slot(self.page.control(element))
+        control = self.slot(self.page.control(element).model_id)
         if name == "marimo-form":
             return f'<div class="twin-form">{label}{self.html(element.element.text)}{control}</div>'
         if name == "marimo-tabs":
