@@ -83,7 +83,7 @@ function show(model, el) {
   const fill = async (place) => {
     views.set(place, null);
     try {
-      const child = await model.widget_manager.get_model(model.get("slots")[place.dataset.slot]);
+      const child = await model.widget_manager.get_model(place.dataset.slot);
       const view = await model.widget_manager.create_view(child, {});
       if (!alive || !place.isConnected && !root.contains(place)) return view.remove();
       views.set(place, view);
@@ -97,14 +97,14 @@ function show(model, el) {
     }
   };
   const plot = (place) => {
-    const figure = model.get("figures")[place.dataset.figure];
+    const wanted = model.get("figures")[place.dataset.figure], figure = wanted?.figure;
     if (!figure || drawn.get(place) === figure || !place.offsetWidth) return;
     drawn.set(place, figure);
     library.draw((Plotly) => {
       if (drawn.get(place) !== figure) return undefined; // a newer one has come meanwhile
       const layout = { uirevision: "stay", autosize: true, ...figure.layout };
       if (place.closest(".lab-figure")) delete layout.height; // the page gives it, also on a narrow screen
-      return Plotly.react(place, figure.data, layout, { ...figure.config, responsive: false });
+      return Plotly.react(place, figure.data, layout, { ...wanted.config, responsive: false });
     });
   };
   const size = new ResizeObserver((entries) => { // also: scrolled back into the page, or unfolded
@@ -131,7 +131,7 @@ function show(model, el) {
   let waiting = false; // one redraw for all that changed in a message
   const later = () => { if (!waiting) { waiting = true; queueMicrotask(() => { waiting = false; if (alive) draw(); }); } };
   const busy = () => root.setAttribute("aria-busy", model.get("busy"));
-  const changes = { "change:html": later, "change:slots": later, "change:figures": later, "change:busy": busy };
+  const changes = { "change:html": later, "change:figures": later, "change:busy": busy };
   for (const [event, f] of Object.entries(changes)) model.on(event, f);
   draw(); busy();
   return () => {

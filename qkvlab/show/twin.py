@@ -43,6 +43,7 @@ from marimo._ast.cell import CellImpl
 from marimo._ast.compiler import compile_cell
 from marimo._ast.variables import demangle_locals_in_text
 from marimo._output import formatting
+from marimo._output.formatters.plotly_formatters import PlotlyFormatter
 from marimo._plugins.ui._core.ui_element import UIElement
 from marimo._runtime.control_flow import MarimoStopError
 from marimo._runtime.dataflow import topological_sort, transitive_closure
@@ -147,21 +148,16 @@ TAG = re.compile(r"<(marimo-[\w-]+)([^>]*)>")  # marimo writes no > inside of an
 
 
 class Shown:
-    """A value as HTML that a notebook can show: `out`, with an empty div for each of `slots` and `figures`."""
+    """A value as HTML that a notebook can show: `out`, with an empty div for each widget and each of `figures`."""
 
     def __init__(self, page: "Page"):
         self.page, self.out = page, ""
-        self.slots: dict[str, str] = {}  # model id of a widget, twice
-        self.figures: dict[str, Any] = {}  # number -> data, layout, config
+        self.figures: dict[str, Any] = {}  # number -> figure, config
 
     def add(self, value: Any) -> None:
         """The value of a cell, whatever it is."""
-        if isinstance(value, mo.Html):
-            self.out += self.html(value.text)
-        elif isinstance(value, w.Widget):
-            self.out += self.slot(value.model_id)
-        elif isinstance(value, go.Figure):
-            self.out += self.figure(json.loads(plotly.io.to_json(value)), {"responsive": True})
+        if isinstance(value, (mo.Html, w.Widget, go.Figure)):
+            self.out += self.html(mo.as_html(value).text)
         elif value is not None:
             self.bundle(self.page.shell.display_formatter.format(value)[0])
 
@@ -169,9 +165,9 @@ class Shown:
         """What IPython's formatters made of a value: the richest of it."""
         image = next((kind for kind in data if kind.startswith("image/")), "")
         if view := data.get("application/vnd.jupyter.widget-view+json"):
-            self.out += self.slot(view["model_id"])
+            self.out += _slot(view["model_id"])
         elif figure := data.get("application/vnd.plotly.v1+json"):
-            self.out += self.figure(figure, figure.get("config") or {})
+            self.out += self.figure(figure, figure.get("config"))
         elif html := data.get("text/html"):
             self.out += self.html(html)
         elif image:
@@ -182,13 +178,9 @@ class Shown:
         elif "text/plain" in data:
             self.out += f"<pre>{escape(data['text/plain'])}</pre>"
 
-    def slot(self, model_id: str) -> str:
-        self.slots[model_id] = model_id
-        return f'<div data-slot="{model_id}"></div>'
-
-    def figure(self, figure: dict[str, Any], config: dict[str, Any]) -> str:
+    def figure(self, figure: Any, config: Any) -> str:
         number = str(len(self.figures))
-        self.figures[number] = {"data": figure["data"], "layout": figure.get("layout", {}), "config": config}
+        self.figures[number] = {"figure": figure, "config": config or {}}
         return f'<div data-figure="{number}"></div>'
 
     def html(self, text: str) -> str:
@@ -215,7 +207,11 @@ class Shown:
                 tex = inner.strip()  # ||(...||), or ||[...||] where it stands alone
                 return f'<span class="tex">\\{tex[2:-3]}\\{tex[-1:]}</span>'
             case "marimo-widget":
-                return self.slot(attributes["id"])
+                return _slot(attributes["id"])
+            case "marimo-plotly":
+                return self.figure(given["figure"], given.get("config"))
+            case "marimo-table":
+                return _table(json.loads(given["data"]) if isinstance(given["data"], str) else given["data"])
             case "marimo-callout-output":
                 return f'<div class="twin-callout twin-{given["kind"]}" role="note">{self.html(given["html"])}</div>'
             case "marimo-accordion":
@@ -230,18 +226,13 @@ class Shown:
         """An element of marimo's: its control with its label, or its content."""
         name, args = element._args.component_name, element._args.args
         label = self.html(mo.md(element._args.label).text) if element._args.label else ""
-        match name:
-            case "marimo-anywidget":
-                return self.slot(self.page.watched(element).model_id)
-            case "marimo-plotly":
-                return self.figure(args["figure"], args.get("config") or {})
-            case "marimo-table":
-                return label + _table(json.loads(args["data"]) if isinstance(args["data"], str) else args["data"])
-            case "marimo-dict" if isinstance(element, (mo.ui.array, mo.ui.dictionary)):
-                return f"<div>{label}{''.join(self.html(child.text) for child in _inside(element).values())}</div>"
-            case _ if not MAPPED.get(name):  # a batch: its own HTML holds its children
-                return self.html(re.sub(r"^<[^>]*>|<[^>]*>$", "", inner))
-        control = self.slot(self.page.control(element).model_id)
+        if name == "marimo-anywidget":
+            return _slot(self.page.watched(element))
+        if isinstance(element, (mo.ui.array, mo.ui.dictionary)):
+            return f"<div>{label}{''.join(self.html(child.text) for child in _inside(element).values())}</div>"
+        if not MAPPED.get(name):
+            return self.html(inner)
+        control = _slot(self.page.control(element).model_id)
         if name == "marimo-form":
             return f'<div class="twin-form">{label}{self.html(element.element.text)}{control}</div>'
         if name == "marimo-tabs":
@@ -251,6 +242,10 @@ class Shown:
         label = f'<span class="twin-label">{label}</span>' if label and name != "marimo-button" else ""
         wide = " twin-wide" * bool(args.get("full-width"))
         return f'<div class="twin-control {name.replace("marimo", "twin")}{wide}">{label}{control}</div>'
+
+
+def _slot(model_id: str) -> str:
+    return f'<div data-slot="{model_id}"></div>'
 
 
 def _divs(html: str) -> list[str]:
@@ -284,7 +279,6 @@ class CellView(w.DOMWidget):
     _view_name = traitlets.Unicode("DOMWidgetView").tag(sync=True)
 
     html = traitlets.Unicode("").tag(sync=True)
-    slots: Any = traitlets.Dict().tag(sync=True)
     figures: Any = traitlets.Dict().tag(sync=True)
     busy = traitlets.Bool(False).tag(sync=True)
 
@@ -473,6 +467,7 @@ class Page:
             error = error or problem
         if error is not None:
             lines = demangle_locals_in_text("".join(traceback.format_exception(error)))
+            lines = re.sub(r'File "[^"]*__marimo__cell_[^"]*"', "in a cell", lines)
             shown.out += (
                 f'<div class="twin-error" role="alert"><b>{type(error).__name__}</b>: {escape(str(error))}'
                 f"<details><summary>Traceback</summary><pre>{escape(lines)}</pre></details></div>"
@@ -482,7 +477,7 @@ class Page:
         if cell.raised and cell.state == "ran":
             told = f"The error above is of an earlier run. {told}"
         shown.out += told and f'<p class="twin-note">{told}</p>'
-        new = {"slots": shown.slots, "figures": shown.figures, "html": shown.out, "busy": False}
+        new = {"figures": shown.figures, "html": shown.out, "busy": False}
         if cell.view is None:
             cell.view = CellView(**new)
         else:
@@ -536,7 +531,7 @@ class Page:
         self.run_pass({k for k, c in self.cells.items() for n in names & c.impl.refs if owners.get(n) != k}, moved=True)
         element._on_update_completion()
         for cell in self.cells.values() if isinstance(element, mo.ui.tabs) else ():
-            if cell.view and self.control(element).model_id in cell.view.slots:
+            if cell.view and self.control(element).model_id in cell.view.html:
                 self.show(cell)
 
     def holds(self, value: Any, element: Any) -> bool:
@@ -545,8 +540,8 @@ class Page:
             value = value._lens and self.elements.get(value._lens.parent_id)
         return value is element
 
-    def watched(self, element: Any) -> w.Widget:
-        """The widget of a `mo.ui.anywidget`, whose readers run when the page sets one of its traits."""
+    def watched(self, element: Any) -> str:
+        """The model of a `mo.ui.anywidget`, whose readers run when the page sets one of its traits."""
         widget = element.widget
         known = self.heard.setdefault(widget.model_id, [])
         if all(other is not element for other in known):
@@ -560,7 +555,7 @@ class Page:
                     self.changed(other)
 
             widget.set_state = set_state
-        return widget
+        return widget.model_id
 
     # ---- IPython
 
@@ -585,6 +580,8 @@ class Page:
             if other[0] == "~" and (cell.impl.code == impl.code or cell.impl.defs & impl.defs):
                 key = other
         self.next = (key, impl)
+        if impl.body is not None:  # in tracebacks the cell is called as all others are
+            self.shell.compile._filename_map[impl.body.co_filename] = self.shell.execution_count
         return ast.parse("__import__('qkvlab.show.twin').show.twin.page.go()")
 
     def after(self, result: Any) -> None:
@@ -610,7 +607,9 @@ class _Prints(io.TextIOBase):
         self.page, self.cell, self.text, self.sent = page, cell, "", time.perf_counter()
 
     def write(self, text: str) -> int:
-        self.text = re.sub(r"[^\n]*\r(?!\n)", "", self.text + text)
+        self.text = (self.text + text)[-100_000:]
+        if "\r" in text:  # a line that is written over
+            self.text = re.sub(r"[^\n]*\r(?!\n)", "", self.text)
         if time.perf_counter() - self.sent > 0.3:
             self.cell.last, self.sent = (self.text, [], None, None), time.perf_counter()
             self.page.show(self.cell)
@@ -631,8 +630,8 @@ def _initialize(self: Any, args: Any) -> None:
         page.running.elements.append(self)
 
 
-def _widget_html(widget: Any) -> tuple[Any, str]:
-    return "text/html", f"<marimo-widget id='{widget.model_id}'></marimo-widget>"
+def _figure_html(figure: Any) -> Any:
+    return "text/html", PlotlyFormatter.render_plotly_dict(json.loads(plotly.io.to_json(figure))).text
 
 
 def start() -> None:
@@ -648,8 +647,8 @@ def start() -> None:
         shell.events.register("pre_run_cell", page.before)
         shell.events.register("post_run_cell", page.after)
     # With formatters of ours marimo does without its own for other packages, which take Jupyter's comms and displays.
-    formatting.formatter(go.Figure)(lambda figure: ("text/html", mo.ui.plotly(figure).text))
-    formatting.formatter(w.Widget)(_widget_html)
+    formatting.formatter(w.Widget)(lambda v: ("text/html", f"<marimo-widget id='{v.model_id}'></marimo-widget>"))  # type: ignore
+    formatting.formatter(go.Figure)(_figure_html)
     UIElement._initialize = _initialize  # type: ignore[assignment, method-assign]
     display(Library.load())
 
