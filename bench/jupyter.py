@@ -5,7 +5,7 @@ and one Plotly figure with the data that the twin drew at these positions of its
 nothing is computed there. Its figure is a FigureWidget that gets only what changed, or a figure displayed anew in an
 Output; the target counts from the faster of the two. The twin computes, and draws all figures that follow its slider.
 
-A repaint counts from the key that moves the slider until the figure has other marks, by the page's own clock. *Run all*
+A repaint counts from the key that moves the slider until the figure is drawn anew, by the page's own clock. *Run all*
 counts from the command, with a fresh kernel, until the last figure changed. Exit 1: a repaint takes over 4 times.
 """
 
@@ -17,7 +17,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.request import Request, urlopen
 
 from bench import lab as jupyterlab
 from bench.harness import interleave, machine, median_ratio, table
@@ -83,13 +82,21 @@ output
 """,
 }
 
-# In the page: `found(only)` is the marks that the figures whose layout mentions `only` have drawn.
+# In the page: `found(only)` says which figures (whose layout mentions `only`) have drawn marks, and how often each was
+# drawn since it was first seen.
 SCRIPT = """
+const EVENTS = ['plotly_afterplot', 'plotly_restyle', 'plotly_relayout', 'plotly_update', 'plotly_react'];
+const times = new Map();
 window.figures = (only) => [...document.querySelectorAll('.js-plotly-plot')].filter(
   (node) => node.layout && (!only || JSON.stringify(node.layout).includes(only)));
-window.found = (only) => figures(only).map((node) =>
-  [...node.querySelectorAll('.main-svg image, .main-svg .trace path, .shapelayer path')].map(
-    (mark) => mark.getAttribute('href') || mark.getAttribute('xlink:href') || mark.getAttribute('d')).join()).join('');
+window.found = (only) => figures(only).filter((node) => node.querySelector('.main-svg image, .main-svg .trace path'))
+  .map((node) => {
+    if (!times.has(node)) {
+      times.set(node, [times.size, 0]);
+      for (const event of EVENTS) node.on(event, () => { times.get(node)[1] += 1; });
+    }
+    return times.get(node).join();
+  }).join(' ');
 window.drawn = () => {
   const plain = (key, value) => ArrayBuffer.isView(value) ? Array.from(value) : value;
   return figures('').map((node) => JSON.parse(JSON.stringify({data: node.data, layout: node.layout}, plain)));
@@ -104,12 +111,14 @@ window.runAll = () => new Promise((resolve) => {
     if (done && last && elapsed - last > 5000) { clearInterval(watch); resolve(last); }
   }, 100);
 });
+window.content = (only) => JSON.stringify(figures(only).map((node) => [node.data, node.layout.shapes]));
 addEventListener('keydown', () => {
-  const begin = performance.now(), only = window.only, before = found(only);
+  const only = window.only, before = found(only), old = content(only), begin = performance.now();
   window.repaint = null;
   const watch = () => {
     const now = found(only);
-    if (now && now !== before) window.repaint = performance.now() - begin; else requestAnimationFrame(watch);
+    if (now && now !== before && content(only) !== old) window.repaint = performance.now() - begin;
+    else requestAnimationFrame(watch);
   };
   requestAnimationFrame(watch);
 }, true);
@@ -134,17 +143,13 @@ class Bench:
 
     def fresh(self, name: str) -> tuple[Any, float]:
         """A new page of a notebook with a new kernel, and the seconds from *Run all* to its last figure."""
-        with urlopen(f"{self.address}/api/sessions") as answer:
-            for session in json.load(answer):
-                if session["path"] == f"{name}.ipynb":
-                    urlopen(Request(f"{self.address}/api/sessions/{session['id']}", method="DELETE")).close()
         page = self.context.new_page()
         jupyterlab.open_notebook(page, self.address, name)
         return page, page.evaluate("runAll()") / 1000
 
     def first(self, name: str) -> float:
         page, seconds = self.fresh(name)
-        page.close()
+        jupyterlab.close(page)
         return seconds
 
     def steer(self, name: str, label: str, only: str) -> None:
@@ -170,7 +175,7 @@ class Bench:
         for key in ["ArrowRight"] * MOVES + ["ArrowLeft"] * MOVES:
             slider.press(key)
             page.wait_for_function("window.repaint")
-            page.wait_for_timeout(1500)
+            page.wait_for_timeout(1000)
             shown.append(page.evaluate("drawn()"))
         follow = [k for k in range(len(shown[0])) if shown[0][k] != shown[1][k]]
         one = next(k for k in follow if only in json.dumps(shown[0][k]["layout"]))
@@ -182,7 +187,7 @@ class Bench:
         return len(follow)
 
     def repaint(self, name: str, turn: int) -> tuple[float, float]:
-        """Median milliseconds from key to other marks in the figure, and bytes the server sent for a move."""
+        """Median milliseconds from the key until the figure is drawn anew, and bytes the server sent for a move."""
         page, frames, slider = self.steered[name]
         page.bring_to_front()
         slider.focus()
@@ -191,7 +196,7 @@ class Bench:
             before = sum(frames)
             slider.press("ArrowLeft" if turn % 2 else "ArrowRight")
             page.wait_for_function("window.repaint")
-            page.wait_for_timeout(1500)  # what follows the figure in the twin
+            page.wait_for_timeout(1000)  # what follows the figure in the twin
             if move:  # the first after another page was in front does not count
                 taken.append(page.evaluate("window.repaint"))
                 sent.append(sum(frames) - before)
@@ -212,7 +217,7 @@ def notebook(cells: list[str]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.jupyter", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
@@ -239,7 +244,7 @@ def main() -> int:
                     {s: lambda turn, n=n: bench.repaint(n, turn) for s, n in sides.items()}, options.rounds
                 )
                 for page, *_ in bench.steered.values():
-                    page.close()
+                    jupyterlab.close(page)
                 bench.steered.clear()
                 firsts[name] = interleave(
                     {s: lambda _, n=n: bench.first(n) for s, n in sides.items()}, min(3, options.rounds)

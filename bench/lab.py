@@ -101,3 +101,9 @@ def run_all(page: Any) -> None:
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     page.wait_for_function(DONE)
+
+
+def close(page: Any) -> None:
+    """End the notebook's kernel, and the page."""
+    page.evaluate("jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    page.close()

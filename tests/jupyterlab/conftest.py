@@ -71,7 +71,7 @@ def open_twin(browser, jupyterlab):
     yield open_
     for context in contexts:
         for page in context.pages:
-            page.evaluate("jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+            lab.close(page)
         context.close()
     assert not errors, "errors in the console"
     assert not strangers, "requests that left this machine"
