@@ -682,6 +682,7 @@ def _(NAMES, run):
         )
         for arm in _arms
     }
+    ladder_steps = _first["steps"]
     _fig = figures.loss_figure(
         [figures.Curve(legend(NAMES[_a]), *zip(*_points, strict=True), slug=_a) for _a, _points in ladders.items()],
         x_title="logit scale, times 1/√d_h",
@@ -697,7 +698,6 @@ def _(NAMES, run):
         caption=f"Runs of {_first['steps']} steps, one seed, one learning rate: only the scale of the logits moves. Paper A uses 1 with "
         "W<sub>Q</sub> and ½ without.",
     )
-    ladder_steps = _first["steps"]
     return ladder_steps, ladders
 
 
