@@ -580,8 +580,9 @@ class Page:
             if other[0] == "~" and (cell.impl.code == impl.code or cell.impl.defs & impl.defs):
                 key = other
         self.next = (key, impl)
-        if impl.body is not None:  # in tracebacks the cell is called as all others are
-            self.shell.compile._filename_map[impl.body.co_filename] = self.shell.execution_count
+        if impl.body is not None:  # tracebacks call it by its number, as they call any cell
+            numbers = getattr(self.shell.compile, "_filename_map", {"": 0})
+            numbers[impl.body.co_filename] = max(numbers.values())
         return ast.parse("__import__('qkvlab.show.twin').show.twin.page.go()")
 
     def after(self, result: Any) -> None:

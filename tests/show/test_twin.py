@@ -263,9 +263,10 @@ def test_an_error_by_hand_is_raised_stops_what_depends_on_it_and_heals(notebook,
     )
 
 
-def test_a_failing_run_by_hand_fails_for_the_front_end(shell, notebook):
-    result = shell.run_cell("1 / 0")
+def test_a_failing_run_by_hand_fails_for_the_front_end_too(shell, notebook, capsys):
+    result = shell.run_cell("1 / 0", store_history=True)
     assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert f"In[{result.execution_count}]" in re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out)
     assert shell.run_cell("2").success
 
 
