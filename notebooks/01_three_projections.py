@@ -149,19 +149,8 @@ def _():
         debounce=True,
         on_change=page.keep("head"),
     )
-    temperature = mo.ui.slider(
-        0.1,
-        5.0,
-        step=0.1,
-        value=page.number("temperature", 1.0, 0.1, 5.0),
-        label="temperature",
-        show_value=True,
-        debounce=True,
-        on_change=page.keep("temperature"),
-    )
-    mask = mo.ui.switch(value=page.switch("mask", False), label="causal mask", on_change=page.keep("mask"))
-    page.controls(sentence=sentence, layer=layer, head=head, temperature=temperature, mask=mask)
-    return head, layer, mask, sentence, temperature
+    page.controls(sentence=sentence, layer=layer, head=head)
+    return head, layer, sentence
 
 
 @app.cell(hide_code=True)
@@ -206,17 +195,23 @@ def _(K, Q, V, words):
 def _():
     labs.prose(r"""
     **2. Score.** How well does the query of one token match the key of another? Their scalar product says so. It is
-    divided by $\sqrt{d_h}$ so that it does not grow with the size of the head. Your [[temperature]] divides it once more; the model's
-    own is 1. Under a [[causal mask]] later tokens get $-\infty$.
+    divided by $\sqrt{d_h}$ so that it does not grow with the size of the head. Under a [[causal mask]] later tokens get $-\infty$.
 
     $$ S = \frac{QK^\top}{\sqrt{d_h}} $$
     """)
     return
 
 
+@app.cell(hide_code=True)
+def _():
+    mask = mo.ui.switch(value=page.switch("mask", False), label="causal mask", on_change=page.keep("mask"))
+    page.controls(mask=mask)
+    return (mask,)
+
+
 @app.cell
-def _(K, Q, d_h, mask, temperature):
-    scores = Q @ K.T / np.sqrt(d_h) / temperature.value  # (T, T)
+def _(K, Q, d_h, mask):
+    scores = Q @ K.T / np.sqrt(d_h)  # (T, T)
     if mask.value:
         scores = np.where(np.tri(len(scores), dtype=bool), scores, -np.inf)
     mo.show_code()
@@ -246,35 +241,68 @@ def _(scores):
 
 
 @app.cell(hide_code=True)
-def _(A, reference, words):
-    figures.show(figures.map_figure([("A, computed here", A), ("A, from the model", reference)], words))
-    return
-
-
-@app.cell(hide_code=True)
-def _(A, mask, reference, temperature):
+def _(A, mask, reference, words):
     _gap = np.abs(A - reference).max()
-    _own = temperature.value == 1 and not mask.value
-    _text = (
-        "The file keeps the weights in half precision, about three digits; that is all the difference there is."
-        if _own
-        else "You changed the temperature or the mask: this is no longer the map of the model. Set temperature 1 and no mask to "
-        "get it back."
-    )
     mo.vstack(
         [
+            figures.show(
+                figures.map_figure([("A, computed here", A), ("A, from the model", reference)], words, limits=(0, 1))
+            ),
             mo.Html(
                 labs.number(
                     f"{_gap:.1e}",
                     "largest difference to the model's own map",
-                    "exact" if _own else "fails",
-                    "equal up to half precision" if _own else "another map",
+                    "fails" if mask.value else "exact",
+                    "another map" if mask.value else "equal up to half precision",
                 )
             ),
-            mo.md(_text),
+            labs.prose(
+                "You switched the mask on: this is no longer the map of the model."
+                if mask.value
+                else "The file keeps the weights in half precision, about three digits; that is all the difference there is."
+            ),
         ]
     )
     return
+
+
+@app.cell(hide_code=True)
+def _():
+    labs.prose(r"""
+    How sharp should the weights be? A [[temperature]] $\tau$ divides the scores first, $\operatorname{softmax}(S/\tau)$. The model's own is 1.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    temperature = mo.ui.slider(
+        0.1,
+        5.0,
+        step=0.1,
+        value=page.number("temperature", 2.0, 0.1, 5.0),
+        label="temperature",
+        show_value=True,
+        debounce=True,
+        on_change=page.keep("temperature"),
+    )
+    page.controls(temperature=temperature)
+    return (temperature,)
+
+
+@app.cell(hide_code=True)
+def _(A, scores, temperature, words):
+    tempered = softmax(scores / temperature.value)
+    _largest = [float(_map.max(axis=1).mean()) for _map in (A, tempered)]
+    figures.show(
+        figures.map_figure(
+            [("temperature 1", A), (f"temperature {temperature.value:g}", tempered)], words, limits=(0, 1)
+        ),
+        f"The map at temperature 1 and at {temperature.value:g}: the largest weight of a row is {_largest[0]:.2f} and "
+        f"{_largest[1]:.2f}, in the mean.",
+        "Raise it and every row spreads out. Lower it and each token takes from one other alone.",
+    )
+    return (tempered,)
 
 
 @app.cell(hide_code=True)
@@ -297,27 +325,25 @@ def _(A, V, W_O):
 
 @app.cell(hide_code=True)
 def _(A, V, words):
-    figures.show(
-        figures.map_figure(
-            [("V, before", V), ("A V, after", A @ V)], rows=words, difference=True, unit="value", height=340
-        ),
-        "The values before and after mixing: each row on the right is a weighted mean of the rows on the left.",
-    )
-    return
-
-
-@app.cell(hide_code=True)
-def _(A, words):
     _off = np.where(np.eye(len(words), dtype=bool), 0, A)
     _off[[0, -1]] = _off[:, [0, -1]] = 0  # not the two special tokens
     _row = int(_off.max(axis=1).argmax())
     _best = [_j for _j in A[_row].argsort()[::-1][:3] if A[_row, _j] > 0.005]
     _parts = ", ".join(f"{A[_row, _j]:.0%} of *{words[_j]}*" for _j in _best)
     _rest = 1 - A[_row, _best].sum()
-    mo.md(
-        f"Read one row: what **{words[_row]}** now holds is {_parts}"
-        f"{f', and {_rest:.0%} of the rest' if _rest > 0.005 else ''}. "
-        "Raise the temperature and every row spreads out; lower it and each token takes from one other alone."
+    mo.vstack(
+        [
+            figures.show(
+                figures.map_figure(
+                    [("V, before", V), ("A V, after", A @ V)], rows=words, difference=True, unit="value", height=340
+                ),
+                "The values before and after mixing: each row on the right is a weighted mean of the rows on the left.",
+            ),
+            labs.prose(
+                f"Read one row: what **{words[_row]}** now holds is {_parts}"
+                f"{f', and {_rest:.0%} of the rest' if _rest > 0.005 else ''}."
+            ),
+        ]
     )
     return
 
@@ -386,13 +412,12 @@ def _():
 def _():
     places = {
         "inside the head, and undone in its partner": "inside",
-        "in W_Q and W_V alone": "alone",
+        "in the query and the value matrix alone": "alone",
         "across this head and the next": "across",
     }
-    _names = {v: k for k, v in places.items()}
     place = mo.ui.radio(
         places,
-        value=_names[page.choice("place", "inside", list(_names))],
+        value=page.choice("place", "inside", places),
         label="where M and N stand",
         on_change=page.keep("place"),
     )
@@ -692,15 +717,13 @@ def _():
     _rng = np.random.default_rng(0)
     trained_circuits = measure.circuit_symmetry(MODEL.W_Q, MODEL.W_K)  # (layers, heads)
     _spread = [w.std(axis=(-2, -1), keepdims=True) for w in (MODEL.W_Q, MODEL.W_K)]
-    random_circuits = np.stack(
-        [measure.circuit_symmetry(*(_rng.standard_normal(MODEL.W_Q.shape) * s for s in _spread)) for _ in range(3)]
-    )  # (3, layers, heads)
+    random_circuits = measure.circuit_symmetry(*(_rng.standard_normal(MODEL.W_Q.shape) * s for s in _spread))
     _rows = [f"layer {_i + 1}" for _i in range(LAYERS)]
     mo.vstack(
         [
             figures.show(
                 figures.map_figure(
-                    [("trained", trained_circuits), ("random, same size", random_circuits[0])],
+                    [("trained", trained_circuits), ("random, same size", random_circuits)],
                     [str(_i + 1) for _i in range(HEADS)],
                     rows=_rows,
                     difference=True,
@@ -793,7 +816,7 @@ def _():
     - **The symmetry of scores is not a property of the map.** Add a number to a whole row of scores and the softmax deletes it,
       while the symmetry number of the scores moves. That of the circuit does not depend on a sentence.
     - **An even map counts as symmetric.** A head that spreads its weight evenly gets a symmetry near 1 and says nothing.
-    - **The negative control** of the claim is above: *in W_Q and W_V alone*, and *across this head and the next*. If those held as
+    - **The negative control** of the claim is above: *in the query and the value matrix alone*, and *across this head and the next*. If those held as
       well, the check would be worthless.
     - **Counting is not judging.** A variant with less freedom is not worse by that alone; training decides.
     - One trained model, an encoder without a causal mask, and two sentences. The mask you can switch on was not there in training.
@@ -867,7 +890,7 @@ def _(parameters):
 def _(freedom, guess):
     mo.vstack(
         [
-            mo.md("## Your prediction"),
+            labs.prose("## Your prediction"),
             exercises.compare(
                 guess,
                 next(_k for _k, _v in freedom.items() if _v == "d_h²"),

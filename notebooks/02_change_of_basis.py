@@ -18,6 +18,7 @@ with app.setup(hide_code=True):
 
     MODEL = minilm.load()
     HEADS = MODEL.W_Q.shape[1]
+    NAMES = {"query matrix": "W_Q", "key matrix": "W_K", "value matrix": "W_V"}  # as a list shows them
 
 
 @app.cell(hide_code=True)
@@ -50,13 +51,14 @@ def _(attend, erase, products, trained):
     _new = erase(_w, "Q")
     _before = attend(*products(_x, _w), HEADS)[1]
     _after = attend(*products(_x @ _w["Q"] + _w["q"], _new), HEADS)[1]
+    gap_at_the_top = np.abs(_after - _before)[0].max()
     figures.show(
         figures.map_figure([("as trained", _before[0]), ("query matrix = identity", _after[0])], _words),
         "Two attention maps of the same head, before and after its query matrix became the identity. They look the same; "
-        f"the largest difference between two weights is {np.abs(_after - _before)[0].max():.0e}.",
+        f"the largest difference between two weights is {gap_at_the_top:.0e}.",
         "Layer 3, head 1. Each row is a token that looks, each column a token it looks at.",
     )
-    return
+    return (gap_at_the_top,)
 
 
 @app.cell(hide_code=True)
@@ -71,7 +73,7 @@ def _():
 
 @app.cell(hide_code=True)
 def _(guess):
-    mo.md(
+    labs.prose(
         "*Choose one. A wrong guess costs nothing.*"
         if guess.value is None
         else "*Noted. The end of this lab comes back to it.*"
@@ -167,7 +169,7 @@ def _():
 
 @app.cell(hide_code=True)
 def _():
-    _bases = ["random", "W_Q", "W_K", "W_V"]
+    _bases = {"random": "random"} | NAMES
     which = mo.ui.dropdown(
         _bases, value=page.choice("theta", "random", _bases), label="basis Θ", on_change=page.keep("theta")
     )
@@ -261,22 +263,28 @@ def _(W, X, attend, line, new_W, new_X, theta, which):
 
 @app.cell(hide_code=True)
 def _():
-    labs.prose("Lines 1 and 2 in code:")
+    labs.prose("The tokens and matrices, and lines 1 and 2, in code:")
     return
 
 
 @app.cell
-def _(power, which):
+def _():
     rng = np.random.default_rng(7)
     X = rng.standard_normal((6, 8))
     W = {name: rng.standard_normal((8, 8)) / np.sqrt(8) for name in ("W_Q", "W_K", "W_V")}
 
+    mo.show_code()
+    return W, X
+
+
+@app.cell
+def _(W, X, power, which):
     theta = gauge.basis(10**power.value, 8) if which.value == "random" else W[which.value]
     new_X = X @ theta
     new_W = {name: np.linalg.solve(theta, weight) for name, weight in W.items()}  # theta^-1 W
 
     mo.show_code()
-    return W, X, new_W, new_X, theta
+    return new_W, new_X, theta
 
 
 @app.cell(hide_code=True)
@@ -285,7 +293,8 @@ def _():
     ## Check it, then break it
 
     The proof did not look inside attention. So heads, a [[causal mask]] and rotary positions (RoPE) must make no difference.
-    Switch them: the number stays tiny. Then leave one matrix in the old basis.
+    Switch them: the number stays tiny. Then leave one matrix in the old basis. (The basis here is a random one with condition
+    number 10.)
     """)
     return
 
@@ -297,7 +306,7 @@ def _():
     )
     causal = mo.ui.switch(page.switch("causal", True), label="causal mask", on_change=page.keep("causal"))
     rope = mo.ui.switch(page.switch("rope", False), label="RoPE", on_change=page.keep("rope"))
-    _names = ["none", "W_Q", "W_K", "W_V"]
+    _names = {"none": "none"} | NAMES
     forgotten = mo.ui.dropdown(
         _names,
         value=page.choice("forget", "none", _names),
@@ -309,26 +318,23 @@ def _():
 
 
 @app.cell
-def _(W, X, attend, causal, forgotten, heads, new_W, new_X, rope):
+def _(W, X, attend, causal, forgotten, heads, rope):
     inside = {"heads": int(heads.value), "causal": causal.value, "rope": rope.value}
-    used = {name: W[name] if name == forgotten.value else new_W[name] for name in W}
+    _theta = gauge.basis(10, 8)
+    used = {name: w if name == forgotten.value else np.linalg.solve(_theta, w) for name, w in W.items()}
 
     _, old_map, old_output = attend(*(X @ weight for weight in W.values()), **inside)
-    _, new_map, new_output = attend(*(new_X @ weight for weight in used.values()), **inside)
+    _, new_map, new_output = attend(*(X @ _theta @ weight for weight in used.values()), **inside)
     error = measure.relative_error(new_output, old_output)
     return error, new_map, old_map
 
 
 @app.cell(hide_code=True)
-def _(error, forgotten, new_map, old_map, theta):
-    _kappa = measure.condition(theta)
+def _(error, forgotten, new_map, old_map):
     _what = "largest difference of the output, relative to its largest entry"
     if forgotten.value == "none":
         _number = labs.number(f"{error:.1e}", _what, "exact")
-        _why = rf"""
-        What is left is rounding. The basis is the one you chose above, with condition number {_kappa:.3g}; the next section says
-        what that costs.
-        """
+        _why = "What is left is rounding. Other bases leave more of it: the next section says how much."
     else:
         _number = labs.number(f"{error:.2g}" if error > 0.005 else f"{error:.1e}", _what, "fails")
         _why = rf"""
@@ -365,9 +371,19 @@ def _():
 
 
 @app.cell(hide_code=True)
-def _(power):
-    page.controls(kappa=power)
-    return
+def _():
+    stretch = mo.ui.slider(
+        0,
+        12,
+        step=0.5,
+        value=page.number("stretch", 4.0, 0, 12),
+        label="condition number, as a power of ten",
+        show_value=True,
+        debounce=True,
+        on_change=page.keep("stretch"),
+    )
+    page.controls(stretch=stretch)
+    return (stretch,)
 
 
 @app.cell(hide_code=True)
@@ -392,23 +408,24 @@ def _():
 
 
 @app.cell(hide_code=True)
-def _(errors, power, powers):
-    _colours = {"float64": "#0072B2", "float32": "#009E73", "bfloat16": "#D55E00"}
-    _dashes = {"float64": "solid", "float32": "dash", "bfloat16": "dot"}
-    _here = {name: e[:, int(2 * power.value)].mean() for name, e in errors.items()}
+def _(errors, powers, stretch):
+    here = {name: e[:, int(2 * stretch.value)].mean() for name, e in errors.items()}
+    _looks = {"float64": ("#0072B2", "solid"), "float32": ("#009E73", "dash"), "bfloat16": ("#D55E00", "dot")}
     _figure = figures.loss_figure(
-        [figures.Curve(n, 10.0**powers, e, colour=_colours[n], dash=_dashes[n]) for n, e in errors.items()],
+        [figures.Curve(n, 10.0**powers, e, colour=_looks[n][0], dash=_looks[n][1]) for n, e in errors.items()],
         x_title="condition number of Θ",
         y_title="relative error of the queries",
         log_x=True,
         log_y=True,
         height=380,
     )
-    _figure.add_vline(x=10**power.value, line={"width": 1.5, "dash": "dot", "color": figures.GREY})
-    _figure.add_hline(y=1, line={"width": 1, "color": figures.GREY})
-    _figure.update_yaxes(range=[-16, 2])
+    _edge = {"type": "line", "line": {"width": 1.5, "dash": "dot", "color": figures.GREY}}
+    _x = 10**stretch.value
+    _upright = _edge | {"x0": _x, "x1": _x, "y0": 0, "y1": 1, "yref": "paper"}
+    _level = _edge | {"x0": 0, "x1": 1, "xref": "paper", "y0": 1, "y1": 1}
+    _figure.update_layout(shapes=[_upright, _level], yaxis_range=[-16, 2])
     _rows = "\n".join(
-        f"| {name} | {-np.log10(unit / 2):.1f} | {f'{_here[name]:,.0f}' if _here[name] > 1 else f'{_here[name]:.0e}'} | {max(0, -np.log10(_here[name])):.1f} |"
+        f"| {name} | {-np.log10(unit / 2):.1f} | {f'{here[name]:,.0f}' if here[name] > 1 else f'{here[name]:.0e}'} | {max(0, -np.log10(here[name])):.1f} |"
         for name, unit in measure.PRECISIONS.items()
     )
     mo.vstack(
@@ -417,17 +434,17 @@ def _(errors, power, powers):
                 _figure,
                 "Relative error of the queries against the condition number of Theta, on logarithmic scales: three lines, one "
                 "for each precision, that rise together by about one power of ten for each power of ten. At the slider: "
-                + ", ".join(f"{name} {e:.0e}" for name, e in _here.items()),
+                + ", ".join(f"{name} {e:.0e}" for name, e in here.items()),
                 "Mean of 5 draws; the bands go from the lowest to the highest. The upright line is your slider. Above the level "
                 "line at 1 the error is as large as the queries.",
             ),
             labs.prose(
-                f"With condition number $10^{{{power.value:g}}}$:\n\n"
+                f"With condition number $10^{{{stretch.value:g}}}$:\n\n"
                 "| precision | digits it has | error here | digits left |\n| :-- | --: | --: | --: |\n" + _rows
             ),
         ]
     )
-    return
+    return (here,)
 
 
 @app.cell(hide_code=True)
@@ -504,9 +521,9 @@ def _():
 
 @app.cell(hide_code=True)
 def _():
-    _names, _precisions = ["W_Q", "W_K", "W_V"], list(measure.PRECISIONS)
+    _precisions = list(measure.PRECISIONS)
     erased = mo.ui.dropdown(
-        _names, value=page.choice("erase", "W_Q", _names), label="becomes the identity", on_change=page.keep("erase")
+        NAMES, value=page.choice("erase", "W_Q", NAMES), label="becomes the identity", on_change=page.keep("erase")
     )
     precision = mo.ui.dropdown(
         _precisions,
@@ -560,9 +577,7 @@ def _(attend, erase, erased, head, layer, precision, products, trained):
                 )
             ),
             figures.show(
-                figures.map_figure(
-                    [("as trained", _before[_h]), (f"{erased.value} = I, {precision.value}", _after[_h])], _words
-                ),
+                figures.map_figure([("as trained", _before[_h]), (f"erased, {precision.value}", _after[_h])], _words),
                 f"Attention maps of layer {layer.value}, head {head.value}, before and after {erased.value} became the identity "
                 f"in {precision.value}; the largest difference between two weights is {_gap:.1e}.",
                 f"Layer {layer.value}, head {head.value}. Largest difference between two weights: {_gap:.1e}.",
@@ -752,18 +767,15 @@ def _(attend, products, trained):
 
 
 @app.cell(hide_code=True)
-def _(attend, erase, guess, products, trained):
-    _, _x, _w = trained(2, 1)
-    _before = attend(*products(_x, _w), HEADS)[1]
-    _after = attend(*products(_x @ _w["Q"] + _w["q"], erase(_w, "Q")), HEADS)[1]
+def _(gap_at_the_top, guess, trained):
     mo.vstack(
         [
             labs.prose("## Your prediction"),
             exercises.compare(
                 guess,
                 "rounding: 12 digits agree",
-                f"The largest difference between the two maps at the top is {np.abs(_after - _before)[0].max():.0e}. On paper it is zero. "
-                f"The computer keeps 16 digits, and a query matrix with condition number {measure.condition(_w['Q']):,.0f} costs three to "
+                f"The largest difference between the two maps at the top is {gap_at_the_top:.0e}. On paper it is zero. "
+                f"The computer keeps 16 digits, and a query matrix with condition number {measure.condition(trained(2, 1)[2]['Q']):,.0f} costs three to "
                 "four of them.",
             ),
         ]

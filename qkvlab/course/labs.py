@@ -36,6 +36,7 @@ All of this is plainer in a Jupyter twin (`page.jupyter`), whose markdown cells 
 `labs.prose(..., twin=r"...")` says something else there, where the text would not be true.
 """
 
+import functools
 import re
 from dataclasses import dataclass
 from html import escape
@@ -247,7 +248,7 @@ def header(slug: str) -> mo.Html:
     lab = find(slug)
     if page.jupyter:
         goals = "".join(f"\n- {g}" for g in lab.goals)
-        return mo.md(
+        return _md(
             f"{PARTS[lab.part]} · lab {lab.number:02d} · {lab.minutes} minutes · you need: {lab.needs}\n\n# {lab.title}"
             f"\n\n> **{matrices(lab.claim)}**"
             + (goals and f"\n\n<details><summary>What you can do afterwards</summary>\n{goals}\n\n</details>")
@@ -255,7 +256,7 @@ def header(slug: str) -> mo.Html:
     goals = "".join(f"<li>{escape(g)}</li>" for g in lab.goals)
     if goals:
         goals = f'<details class="lab-goals"><summary>What you can do afterwards</summary><ul>{goals}</ul></details>'
-    return mo.md(
+    return _md(
         f'<p class="lab-kicker">{PARTS[lab.part]} · lab {lab.number:02d}</p>\n\n# {lab.title}\n\n'
         f'<p class="lab-claim">{matrices(lab.claim)}</p>\n'
         f'<p class="lab-meta"><span>{lab.minutes} minutes</span><span>you need: {escape(lab.needs)}</span></p>\n{goals}'
@@ -281,8 +282,8 @@ def footer(slug: str) -> mo.Html:
             neighbour = f"<small>{word}</small><br>{anchor(row[0].slug)}{onward}"
             cells.append(neighbour if page.jupyter else f'<div class="lab-{word.lower()}">{neighbour}</div>')
     if page.jupyter:
-        return mo.md("---\n\n" + "\n\n".join(cells))
-    return mo.md(f'<nav class="lab-foot" aria-label="previous and next lab">{"".join(cells)}</nav>')
+        return _md("---\n\n" + "\n\n".join(cells))
+    return _md(f'<nav class="lab-foot" aria-label="previous and next lab">{"".join(cells)}</nav>')
 
 
 def course_map() -> mo.Html:
@@ -302,7 +303,7 @@ def course_map() -> mo.Html:
             html += "</ul>"
             text += f"\n### {title}\n\n" + "".join(f"- {question} {where}\n" for question, where in rows)
     if page.jupyter:
-        return mo.md(text)
+        return _md(text)
     return mo.Html(f'<nav class="course-map markdown prose dark:prose-invert" aria-label="all labs">{html}</nav>')
 
 
@@ -316,7 +317,16 @@ def prose(text: str, twin: str | None = None) -> mo.Html:
     text = re.sub(r"\\Th(?![A-Za-z])", lambda m: MATRICES["theta"], text)
     text = re.sub(r"\[\[([^]|]+)\|?([^]]*)\]\]", lambda m: term(m[1], m[2]), text)
     text = re.sub(r"\(\(([a-z0-9_]+)\|?([^)]*)\)\)", lambda m: anchor(m[1], m[2]), text)
-    return mo.md(text)
+    return _md(text)
+
+
+def _md(text: str) -> mo.Html:
+    return mo.md(text) if page.jupyter else mo.Html(_html(text))  # every tag of a mo.md is checked in the browser
+
+
+@functools.lru_cache(maxsize=2000)
+def _html(text: str) -> str:
+    return mo.md(text).text
 
 
 class Box(mo.Html):

@@ -63,6 +63,8 @@ def _layout(height: int, alt: str) -> dict[str, Any]:
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
         "hoverlabel": {"font": {"family": FONT}},
         "dragmode": False,
+        "hovermode": "closest",
+        "template": {},  # Plotly's own is 7 kB a figure, and everything it says is said here
         "meta": {"alt": alt},
     }
 
@@ -123,7 +125,6 @@ def map_figure(
     for i, ((name, _), a) in enumerate(zip(maps, arrays, strict=True)):
         square, n = a.shape[0] == a.shape[1], str(i + 1) if i else ""
         queries, keys = rows or (labels if square else None), labels
-        pairs = [[f"{q} → {k}" for k in keys or range(a.shape[1])] for q in queries or range(a.shape[0])]
         left, top = (i % columns) * (width + 0.05), 1 - (i // columns) * (depth + 0.16)
         traces.append(
             {
@@ -138,15 +139,15 @@ def map_figure(
                 "colorscale": DIVERGING if difference else "Cividis",
                 "showscale": i == 0,
                 "colorbar": BAR,
-                "text": pairs,
-                "hovertemplate": f"%{{text}}<br>{unit} %{{z:.3g}}<extra>{escape(name)}</extra>",
+                "hovertemplate": f"%{{y}} → %{{x}}<br>{unit} %{{z:.3g}}<extra>{escape(name)}</extra>",
                 "hoverongaps": False,
             }
         )
         plain = AXIS | {"showgrid": False, "zeroline": False, "constrain": "domain", "automargin": False}
         across = {"domain": [left, left + width], "anchor": f"y{n}", "tickangle": -90} | _ticks(keys)
         down = {"domain": [top - depth, top], "anchor": f"x{n}", "autorange": "reversed", "constraintoward": "top"}
-        down |= _ticks(None if i % columns else queries) | ({"scaleanchor": f"x{n}"} if square else {})
+        down |= _ticks(queries) | ({"showticklabels": False} if i % columns else {})
+        down |= {"scaleanchor": f"x{n}"} if square else {}
         axes |= {f"xaxis{n}": plain | across, f"yaxis{n}": plain | down}
         text = f"{name}<br><span style='font-size:11px'>{numbers[i]}</span>" if symmetry else name
         place = {"x": left + width / 2, "y": top, "xref": "paper", "yref": "paper", "xanchor": "center"}

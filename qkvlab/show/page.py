@@ -32,9 +32,15 @@ def number(name: str, default: float, low: float, high: float) -> Any:
     return round(value) if isinstance(default, int) else value
 
 
-def choice(name: str, default: str, allowed: Sequence[str]) -> str:
-    """The word in the address under that name when it is allowed, else the default."""
+def choice(name: str, default: str, allowed: Sequence[str] | Mapping[str, str]) -> str:
+    """The word in the address under that name when it is allowed, else the default.
+
+    Of options {what a reader sees: word} it is what the reader sees.
+    """
     value = str(address().get(name))
+    if isinstance(allowed, Mapping):
+        value = value if value in allowed.values() else default
+        return next(seen for seen, word in allowed.items() if word == value)
     return value if value in allowed else default
 
 

@@ -28,6 +28,7 @@ def run(lab, **values):
     cells = {
         ("which", "power", "line"): ("random", 1, 1),
         ("heads", "causal", "rope", "forgotten"): ("2", True, False, "none"),
+        ("stretch",): (4,),
         ("erased", "head", "layer", "precision"): ("W_Q", 1, 3, "float64"),
         ("guess",): (None,),
         **{(name,): ({key: None},) for name, key in EXERCISES.items()},
@@ -101,20 +102,24 @@ def test_the_trained_model_without_a_matrix(page, lab, name):
 
 
 def test_bases_the_proof_can_be_shown_for(lab):
-    text, found = run(lab, which="W_K", line=6, rope=True, heads="4", causal=False, power=3)
+    text, found = run(lab, which="W_K", line=6, power=3)
     np.testing.assert_allclose(found["new_W"]["W_K"], np.eye(8), atol=1e-12)
-    assert found["error"] < 1e-12
     assert text.count('class="proof-line') == 6 and text.count("proof-line now") == 1
 
 
 def test_rounding_grows_with_the_condition_number(lab):
-    _, found = run(lab, power=8)
-    assert 1e-13 < found["error"] < 1e-5
+    text, found = run(lab, stretch=8)
+    assert 1e-13 < found["here"]["float64"] < 1e-5 and "10^{8}" in text
     growth = np.log10(found["errors"]["float64"].mean(axis=0))
     slope = np.polyfit(found["powers"][6:], growth[6:], 1)[0]  # from 10^3 on
     assert 0.8 < slope < 1.2  # one digit for each power of ten
     for name, first in (("float64", 1e-15), ("float32", 1e-7), ("bfloat16", 1e-2)):
         assert first / 20 < found["errors"][name][:, 0].mean() < first * 20
+
+
+def test_heads_mask_and_positions_make_no_difference(lab):
+    for inside in ({"heads": "4"}, {"causal": False}, {"rope": True}, {"rope": True, "heads": "1", "causal": False}):
+        assert run(lab, **inside)[1]["error"] < 1e-13
 
 
 @pytest.mark.parametrize("name", ["W_Q", "W_K", "W_V"])
