@@ -128,8 +128,10 @@ class Page:
         return self.do("", value)
 
     def move(self, **controls):
+        """Set controls; of a choice, by the option or by the value that it stands for."""
         for name, value in controls.items():
-            self.do(f"twin.move({name!r}, {value!r})")
+            shown = f"{{v: k for k, v in getattr({name}, 'options', {{}}).items()}}.get({value!r}, {value!r})"
+            self.do(f"twin.move({name!r}, {shown})")
 
     def says(self):
         return self.get("_said()")
@@ -192,11 +194,13 @@ def test_01_follows_its_head_counts_the_freedom_and_answers(open_twin):
     page = open_twin("01_three_projections")
     page.move(layer=4, head=9)
     assert page.get("float(np.abs(A - MODEL.sentences[1].maps[3, 8]).max())") < 7e-4
-    page.move(temperature=5.0, mask=True)
-    assert page.get("bool((np.triu(A, 1) == 0).all())") and "You changed the temperature or the mask" in page.says()
-    page.move(place="in W_Q and W_V alone")
+    page.move(temperature=5.0)
+    assert page.get("float(tempered.max(axis=1).mean() / A.max(axis=1).mean())") < 0.8
+    page.move(mask=True)
+    assert page.get("bool((np.triu(A, 1) == 0).all())") and "You switched the mask on" in page.says()
+    page.move(place="alone")
     assert page.get("holds") is False and "only the pair" in page.says().lower()
-    page.move(place="inside the head, and undone in its partner", log_kappa=6)
+    page.move(place="inside", log_kappa=6)
     assert page.get("holds") is True
     assert page.get("'dead' in globals()") is False and "Make your prediction first" in page.says()
     page.move(guess=page.get("list(freedom)[2]"), small=3)
@@ -216,8 +220,8 @@ def test_02_proves_breaks_and_answers(open_twin):
     assert page.get("float(np.abs(new_W['W_K'] - np.eye(8)).max())") < 1e-12
     page.move(forgotten="W_V")
     assert page.get("error") > 0.05 and "The maps still agree" in page.says()
-    page.move(forgotten="none", which="random", power=8.0)
-    assert 1e-13 < page.get("error") < 1e-5
+    page.move(forgotten="none", stretch=8.0)
+    assert page.get("error") < 1e-12 and 1e-11 < page.get("float(here['float64'])") < 1e-6
     page.move(precision="bfloat16", layer=4, head=2)
     assert "Layer 4, head 2." in page.says()
     page.move(guess="rounding: 12 digits agree")
