@@ -165,7 +165,7 @@ def _work_once() -> None:
 
     parse.parse_notebook = functools.lru_cache(parse.parse_notebook)
     registry.get_entry_points = functools.cache(registry.get_entry_points)  # type: ignore[assignment]
-    Kernel._handle_markdown_cells_on_instantiate = lambda self, requests: None  # type: ignore[method-assign]
+    Kernel._handle_markdown_cells_on_instantiate = lambda self, requests: None  # type: ignore[assignment, method-assign]
 
 
 def _until_up(url: str, then: Callable[[], None]) -> None:
