@@ -93,6 +93,11 @@ def _text(a: Any, v: Any, plain: Any) -> Any:
     return kind(v, placeholder=a.get("placeholder") or "", continuous_update=not a["debounce"], **plain)
 
 
+def _date(a: Any, v: Any, plain: Any) -> Any:
+    day = date.fromisoformat
+    return w.DatePicker(value=day(v), min=day(a["start"]), max=day(a["stop"]), **plain)
+
+
 def _button(a: Any, v: Any, plain: Any) -> Any:
     style = {"success": "success", "warn": "warning", "danger": "danger"}.get(a.get("kind"), "")
     return w.Button(button_style=style, tooltip=a.get("tooltip") or "", **plain)
@@ -117,7 +122,7 @@ MAPPED: dict[str, Callable[[Any, Any, Any], Any] | None] = {
     "marimo-switch": lambda a, v, plain: w.Checkbox(v, indent=False, **plain),
     "marimo-text": _text,
     "marimo-text-area": _text,
-    "marimo-date": lambda a, v, plain: w.DatePicker(value=date.fromisoformat(v), **plain),
+    "marimo-date": _date,
     "marimo-button": _button,
     "marimo-form": lambda a, v, plain: w.Button(**plain | {"description": a["submit-button-label"]}),
     "marimo-tabs": _tabs,
@@ -139,6 +144,7 @@ def _sent(value: Any) -> Any:
 
 def _words(html: str) -> str:
     """HTML as plain words, formulas as TeX."""
+    html = re.sub(r"</(div|p|pre|li|tr|h\d|figure)>", "\n", html)
     return unescape(re.sub(r"<[^>]*>|\|\|[()\[\]]", "", html)).strip()
 
 
@@ -286,8 +292,8 @@ class CellView(w.DOMWidget):
         name = uuid.uuid4().hex
         super().__init__(model_id=name, _dom_classes=["qkv-cell", f"qkv-id-{name}"], **traits)
 
-    def __repr__(self) -> str:
-        return _words(self.html)
+    def _repr_mimebundle_(self, **given: Any) -> dict[str, Any]:
+        return super()._repr_mimebundle_(**given) | {"text/plain": _words(self.html)}  # for a page without widgets
 
 
 class Library(anywidget.AnyWidget):

@@ -129,6 +129,8 @@ def test_a_control_keeps_its_range_label_debounce_and_width(notebook):
     notebook("d = mo.ui.slider(0, .25, step=.05, value=0.1)")
     widget = twin.page.control(twin.page.names["d"])
     assert widget.continuous_update and not widget.readout and widget.readout_format == ".2f"
+    notebook("day = mo.ui.date(start='2024-01-01', stop='2024-12-31')")
+    assert twin.page.control(twin.page.names["day"]).max == date(2024, 12, 31)
     assert "twin-wide" in notebook("t = mo.ui.text(full_width=True, placeholder='here', disabled=True)\nt").view.html
     widget = twin.page.control(twin.page.names["t"])
     assert widget.placeholder == "here" and widget.disabled and not widget.continuous_update
@@ -396,6 +398,11 @@ def test_the_library_brings_plotly_and_the_looks_of_the_labs(shell):
     css = library._css
     assert css.startswith(":is(.qkv-twin, .jp-MarkdownOutput) {") and ".claim" in css and "#App" not in css
     assert "url(" not in css and "@import" not in css
+
+
+def test_a_view_has_words_for_a_page_without_widgets(notebook):
+    cell = notebook("mo.Html('<p>so <b>much</b></p>' + mo.md('$x^2$').text)")
+    assert cell.view._repr_mimebundle_()["text/plain"] == r"so much" + "\n" + r"\(x^2\)"
 
 
 def test_outside_of_ipython_start_says_so(monkeypatch):
