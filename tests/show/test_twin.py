@@ -6,11 +6,14 @@ known from how a notebook was made, not from any graph.
 
 import asyncio
 import gzip
+import inspect
 import queue
 import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
+import comm
+import IPython.display
 import ipywidgets as w
 import marimo as mo
 import pytest
@@ -37,11 +40,18 @@ def shell(tmp_path_factory):
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         for owner, name in ((UIElement, "_initialize"), (address, "jupyter"), (twin, "page")):
             patch.setattr(owner, name, getattr(owner, name))
+        # what marimo puts in place of Jupyter's in a process that has shown a page, as other tests have
+        for module in (IPython.display, IPython.core.display_functions):
+            patch.setattr(module, "display", inspect.unwrap(module.display))
+        patch.setattr(comm, "create_comm", comm._create_comm)
+        constructed = w.Widget._widget_construction_callback
+        w.Widget.on_widget_constructed(None)
         settings = Config()
         settings.HistoryManager.enabled = False
         made = InteractiveShell.instance(config=settings)
         made.run_cell("from qkvlab.show import twin\ntwin.start()").raise_error()
         yield made
+        w.Widget.on_widget_constructed(constructed)
         InteractiveShell.clear_instance()
 
 
