@@ -108,7 +108,7 @@ window.runAll = () => new Promise((resolve) => {
   const watch = setInterval(() => {
     const now = found(''), elapsed = performance.now() - begin;
     if (now !== before) [before, last] = [now, elapsed];
-    if (done && last && elapsed - last > 5000) { clearInterval(watch); resolve(last); }
+    if (done && last && elapsed - last > 3000) { clearInterval(watch); resolve(last); }
   }, 100);
 });
 window.content = (only) => JSON.stringify(figures(only).map((node) => [node.data, node.layout.shapes]));
