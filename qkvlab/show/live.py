@@ -33,6 +33,7 @@ from torch import Tensor
 from qkvlab import tasks
 from qkvlab.models.attention import Attention
 from qkvlab.models.variants import variant
+from qkvlab.show import page
 from qkvlab.show.grid import AttentionGrid, face
 from qkvlab.show.panel import TrainingPanel
 from qkvlab.theory.measure import circuit_symmetry
@@ -192,7 +193,8 @@ class Live:
         self.arms = arms(configs)
         self.steps, self.seeds = configs[0].steps, max(map(len, self.arms))
         self.faces = faces([group[0] for group in self.arms])
-        self.owner = threading.current_thread()
+        # in Jupyter a cell or a button may run in a thread that ends with the page, while the kernel lives on
+        self.owner = threading.main_thread() if page.jupyter else threading.current_thread()
         self.status = "ready"
         self.successor: Live | None = None  # made while this one is unfinished: takes over on reset
         self.run_id = secrets.token_hex(8)

@@ -11,15 +11,19 @@ ipywidgets and Plotly figures. Private parts of marimo are used in this module o
 """
 
 import ast
+import asyncio
 import builtins
 import gzip
 import io
 import json
 import re
+import signal
+import threading
 import time
 import traceback
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -346,6 +350,8 @@ class Page:
         self.by_hand: Cell | None = None  # run by the reader, and its view not yet on the page
         self.asked: Any = None  # what IPython is about to run
         self.error: BaseException | None = None
+        self.queue: deque[Any] = deque()  # what the page has done and is not yet dealt with
+        self.loop = _loop()
         self.runs: list[str] = []  # every run so far, for tests
         self.clock = 0
 
@@ -391,9 +397,10 @@ class Page:
         order = topological_sort(graph, reached)
         for key in reached:
             self.forget(key, graph.owners)
-        ring = [self.cells[k].impl for k in reached if k in transitive_closure(graph, set(graph.children[k]))]
+        left = reached - set(order)
+        ring = [self.cells[k].impl for k in left if k in transitive_closure(graph, set(graph.children[k]))]
         circle = sorted({name for one in ring for other in ring for name in one.defs & other.refs})
-        for key in reached - set(order):
+        for key in left:
             self.rest(self.cells[key], "blocked", f"Not run: {_code(circle)} need each other in a circle.")
         for key in order:
             cell = self.cells[key]
@@ -428,11 +435,8 @@ class Page:
         """Run one cell and show what came of it."""
         foreign = {n: self.names[n] for n in cell.impl.defs if owners[n] != key and n in self.names}
         value, error, start, hand = None, None, time.perf_counter(), cell is self.by_hand
-        prints, shown, outside = (
-            _Prints(self, cell),
-            CapturingDisplayPublisher(),
-            (self.running, self.shell.display_pub),
-        )
+        prints, shown = _Prints(self, cell), CapturingDisplayPublisher()
+        outside = self.running, self.shell.display_pub
         if cell.view and cell.seconds > 0.4:
             cell.view.busy = True
         cell.elements, cell.state, self.running, self.shell.display_pub = [], "ran", cell, shown
@@ -504,11 +508,30 @@ class Page:
             plain = {"description": _words(mo.md(label).text) if label else "", "disabled": bool(args.get("disabled"))}
             widget = MAPPED[element._args.component_name](args, element._value_frontend, plain)  # type: ignore[misc]
             if isinstance(widget, w.Button):
-                widget.on_click(lambda _: self.pressed(element))
+                widget.on_click(lambda _: self.soon(self.pressed, element))
             else:
-                widget.observe(lambda change: self.moved(element, _sent(change.new)), "value")
+                widget.observe(lambda change: self.soon(self.moved, element, _sent(change.new)), "value")
             self.controls[element._id] = widget
         return self.controls[element._id]
+
+    def soon(self, do: Callable[..., None], element: Any, *value: Any) -> None:
+        """Do it in the kernel's main thread, where an interrupt reaches it. JupyterLab's messages come in another."""
+        if self.loop is None or threading.current_thread() is threading.main_thread():
+            do(element, *value)
+        else:
+            self.queue.append((do, element, value))
+            self.loop.call_soon_threadsafe(self.flush)
+
+    def flush(self) -> None:
+        """What has come meanwhile: of several moves of one control, the last."""
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # between messages ipykernel has it ignored
+        try:
+            while self.queue:
+                do, element, value = self.queue.popleft()
+                if not (self.queue and self.queue[0][0] == do and self.queue[0][1] is element):
+                    do(element, *value)
+        finally:
+            signal.signal(signal.SIGINT, handler)
 
     def pressed(self, element: Any) -> None:
         if isinstance(element, mo.ui.form):
@@ -558,7 +581,7 @@ class Page:
             def set_state(state: Any) -> None:
                 plain(state)
                 for other in known:
-                    self.changed(other)
+                    self.soon(self.changed, other)
 
             widget.set_state = set_state
         return widget.model_id
@@ -595,6 +618,14 @@ class Page:
         if self.error is not None and result.error_in_exec is None:
             result.error_in_exec = self.error
         self.run_pass({k for k, cell in self.cells.items() if cell.state == "waits" and not self.missing(cell)})
+
+
+def _loop() -> Any:
+    """The event loop of the kernel's main thread, in which its cells run."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _code(names: list[str]) -> str:

@@ -9,8 +9,10 @@ import gzip
 import inspect
 import queue
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from types import SimpleNamespace
 
 import comm
 import IPython.display
@@ -383,6 +385,26 @@ def test_a_broken_on_change_breaks_nothing_else(notebook, capsys):
     cell = notebook("s.value")
     twin.move("s", 2)
     assert text(cell) == "2" and "ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_what_comes_in_another_thread_waits_for_the_main_one(notebook):
+    notebook("import threading\ns = mo.ui.slider(0, 9)\ngo = mo.ui.run_button()")
+    notebook("where = threading.current_thread().name, s.value, go.value")
+    called = []
+    twin.page.loop = SimpleNamespace(call_soon_threadsafe=called.append)
+    before = len(twin.page.runs)
+
+    def drag():
+        for n in (1, 2, 3):
+            twin.move("s", n)
+        twin.move("go")
+
+    thread = threading.Thread(target=drag)
+    thread.start()
+    thread.join()
+    assert len(twin.page.runs) == before and called == [twin.page.flush] * 4
+    called[0]()
+    assert twin.page.names["where"] == ("MainThread", 3, True) and len(twin.page.runs) == before + 2
 
 
 def test_an_interrupted_pass_stops_there(notebook):
