@@ -280,7 +280,7 @@ def _():
         0.1,
         5.0,
         step=0.1,
-        value=page.number("temperature", 2.0, 0.1, 5.0),
+        value=page.number("temperature", 4.0, 0.1, 5.0),
         label="temperature",
         show_value=True,
         debounce=True,

@@ -419,10 +419,9 @@ def _(errors, powers, stretch):
         log_y=True,
         height=380,
     )
-    _edge = {"type": "line", "line": {"width": 1.5, "dash": "dot", "color": figures.GREY}}
-    _x = 10**stretch.value
-    _upright = _edge | {"x0": _x, "x1": _x, "y0": 0, "y1": 1, "yref": "paper"}
-    _level = _edge | {"x0": 0, "x1": 1, "xref": "paper", "y0": 1, "y1": 1}
+    _line = {"type": "line", "line": {"width": 1.5, "dash": "dot", "color": figures.GREY}}
+    _upright = _line | {"x0": 10**stretch.value, "x1": 10**stretch.value, "y0": 0, "y1": 1, "yref": "paper"}
+    _level = _line | {"x0": 0, "x1": 1, "xref": "paper", "y0": 1, "y1": 1, "line": {"width": 1, "color": figures.GREY}}
     _figure.update_layout(shapes=[_upright, _level], yaxis_range=[-16, 2])
     _rows = "\n".join(
         f"| {name} | {-np.log10(unit / 2):.1f} | {f'{here[name]:,.0f}' if here[name] > 1 else f'{here[name]:.0e}'} | {max(0, -np.log10(here[name])):.1f} |"

@@ -37,7 +37,7 @@ TASKS = "text (or shakespeare), sotu, tinyshakespeare; mnist, fashion, digits; r
 @click.option("--data", help="For the task text: a file, folder or hub id in place of Shakespeare.")
 @click.option("--tokens", help="Text: char | bpe512 | bpe1024 | gpt2")
 @click.option("--length", type=int, help="Lists: items.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the runs. [default: see `qkvlab runs list`]")
+@click.option("--out", help="Folder for the runs. [default: see `qkvlab runs list`]")
 @click.option("--width", type=int)
 @click.option("--layers", type=int)
 @click.option("--heads", type=int)
@@ -54,7 +54,7 @@ TASKS = "text (or shakespeare), sotu, tinyshakespeare; mnist, fashion, digits; r
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
 def command(
-    task: str, variants: str, recipe: str, seeds: int, out: Path | None, threads: int, as_json: bool, **settings: Any
+    task: str, variants: str, recipe: str, seeds: int, out: str | None, threads: int, as_json: bool, **settings: Any
 ) -> None:
     """Train the arms on TASK and compare them. Interrupted, the same command goes on where it was.
 
@@ -79,10 +79,13 @@ def command(
     settings["task"] = "shakespeare" if task == "text" else task
     if os.path.exists(data := settings.get("data", "")):  # a path must be found again from any folder
         settings["data"] = str(Path(data).resolve())
-    if task in tasks.LISTS + tasks.IMAGES:  # there every item sees every other
+    text = settings["task"] not in tasks.LISTS + tasks.IMAGES
+    if not text:  # there every item sees every other
         settings["causal"] = False
     plan = []  # one seed after the other, so that an interruption leaves all arms equally far
     try:
+        if out == "":
+            raise ValueError("--out is empty: name a folder, or leave it out")
         root = runs_dir(out)
         pieces = re.split(r",(?!\s*[\d.])", variants)  # the comma of betas=0.9,0.95 is before a number
         if not (arms := list(dict.fromkeys(arm.strip() for arm in pieces if arm.strip()))):
@@ -90,6 +93,8 @@ def command(
         for seed in range(seeds):
             for arm in arms:
                 slug, changed = parse_arm(arm)
+                if changed.get("causal") and not text:
+                    raise ValueError(f"arm {arm!r}: causal=True is for text; in {task} every item sees every other")
                 plan.append((arm, prescribe(recipe, slug, **{"seed": seed, **settings, **changed})))
         for _, config in plan[: len(arms)]:  # what cannot be is said before anything is trained
             resolve_device(config.device, config.dtype)
@@ -98,6 +103,9 @@ def command(
             loaded.validation(config.model.context, config.eval_rows)
             with torch.device("meta"):
                 build_model(config, loaded)
+        for option, used in (("context", text), ("length", task in tasks.LISTS)):
+            if option in settings and not used:
+                raise ValueError(f"--{option} means nothing for the task {task}: leave it out")
         _check_writable(root)
     except ValueError as error:
         raise click.UsageError(str(error)) from None

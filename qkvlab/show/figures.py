@@ -25,7 +25,14 @@ GRID = "rgba(128,128,128,0.22)"
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f")
 DIVERGING = [[0, "#0072B2"], [0.5, "#f4f4f4"], [1, "#D55E00"]]
 FONT = "ui-sans-serif, system-ui, sans-serif"
-AXIS = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True, "fixedrange": True}
+AXIS = {
+    "gridcolor": GRID,
+    "zerolinecolor": GRID,
+    "linecolor": GRID,
+    "ticks": "",
+    "automargin": True,
+    "fixedrange": True,
+}
 BAR = {"thickness": 9, "outlinewidth": 0, "lenmode": "pixels", "len": 150, "y": 1, "yanchor": "top", "xpad": 4}
 CONFIG = {"displayModeBar": False, "responsive": True, "scrollZoom": False, "doubleClick": "reset"}
 

@@ -27,6 +27,7 @@ const floats = (data) => {
   return new Float32Array(buffer.slice(start, start + data.byteLength));
 };
 const rich = (text) => text.split(/(W_[QKVO])/).flatMap((part, i) => (i % 2 ? ["W", make("sub", {}, part[2])] : [part]));
+const spoken = (text) => text.replace(/W_([QKV])=I/, (_, m) => `${{ Q: "query", K: "key", V: "value" }[m]} = identity`); // a list sets no subscripts
 const visible = (token) => token.replaceAll("\n", "↵").replaceAll(" ", "␣").replaceAll("\t", "⇥");
 
 function render({ model, el }) {
@@ -100,13 +101,14 @@ function render({ model, el }) {
     waiting = 0;
     const models = model.get("models");
     for (const [side, picker] of Object.entries(pickers)) {
-      const options = models.map((f, i) => make("option", { value: i }, f.label));
+      const options = models.map((f, i) => make("option", { value: i }, spoken(f.label)));
       if (side === "right") options.unshift(make("option", { value: -1 }, "no second model"));
       if (picker.children.length !== options.length || [...picker.children].some((o, i) => o.textContent !== options[i].textContent)) picker.replaceChildren(...options);
       picker.value = String(model.get(side));
       picker.hidden = !frame || models.length < 2;
     }
     note.textContent = model.get("note");
+    root.hidden = !frame && !note.textContent;
     between.hidden = !frame || frame.n < 2; back.hidden = !large || !frame; key.hidden = !frame;
     between.setAttribute("aria-pressed", difference);
     if (!frame) { stage.replaceChildren(); readout.textContent = ""; return; }

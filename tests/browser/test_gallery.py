@@ -26,13 +26,23 @@ def test_from_the_gallery_to_a_lab_and_its_slider(open_page):
     lab = opened.value
     expect(lab.get_by_role("heading", level=1)).to_contain_text("change of basis")
     expect(lab.locator(".katex").first).to_be_visible()
-    number = lab.locator(".big-number b").first
+    number = lab.locator(".proof-line b").first
     expect(number).to_be_visible()
     before = number.inner_text()
-    slider = lab.get_by_role("slider").first
+    slider = lab.get_by_role("slider", name="condition number of a random")
     slider.focus()
     slider.press("ArrowRight")
     expect(number).not_to_have_text(before)
+
+
+def test_a_figure_is_drawn_when_it_comes_near(open_page):
+    page = open_page("/?file=01_three_projections.py")
+    expect(page.locator(".lab-foot")).to_be_visible()
+    figures = page.locator(".lab-figure")
+    expect(figures.first.locator(".heatmaplayer image").first).to_be_attached()
+    expect(figures.last.locator(".main-svg")).to_have_count(0)
+    figures.last.scroll_into_view_if_needed()
+    expect(figures.last.locator(".heatmaplayer image").first).to_be_visible()
 
 
 def test_every_lab_opens_in_a_narrow_dark_window(open_page):

@@ -15,7 +15,7 @@ from qkvlab.training import trainer
 from qkvlab.training.runs import list_runs
 from qkvlab.training.trainer import Trainer
 
-SMALL = "--width 16 --layers 1 --heads 2 --batch 4 --length 6 --device cpu --eval-every 3".split()  # noqa: SIM905
+SMALL = "--width 16 --layers 1 --heads 2 --batch 4 --device cpu --eval-every 3".split()  # noqa: SIM905
 
 
 def qkvlab(*args):
@@ -191,11 +191,15 @@ def test_a_damaged_run_is_named_and_the_others_are_trained(tmp_path):
         (["mnist", "--data", "x.txt"], ["x.txt"]),
         (["swap", "--length", "5"], ["length=5"]),
         (["text", "--context", "100000000"], ["context"]),
+        (["text", "--length", "6"], ["--length", "text"]),
+        (["reverse", "--context", "8"], ["--context", "reverse"]),
+        (["sort", "--variants", "qkv:causal=true"], ["causal=True", "sort"]),
+        (["reverse", "--out", ""], ["--out is empty"]),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_trained(tmp_path, monkeypatch, args, words):
     monkeypatch.setattr(trainer.torch.cuda, "is_available", lambda: False)
-    done = qkvlab("train", *args, "--out", tmp_path / "runs")
+    done = qkvlab("train", "--out", tmp_path / "runs", *args)
     assert done.exit_code == 2, done.output
     assert all(word in done.output for word in words), done.output
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
