@@ -352,6 +352,7 @@ class Page:
         self.error: BaseException | None = None
         self.queue: deque[Any] = deque()  # what the page has done and is not yet dealt with
         self.loop = _loop()
+        self.left: set[str] = set()  # readers of a cell that reacts no more
         self.runs: list[str] = []  # every run so far, for tests
         self.clock = 0
 
@@ -416,11 +417,13 @@ class Page:
             elif names:
                 known = all(name in graph.owners for name in names)
                 why = "the cell that defines it waits, too" if known else "no cell run so far defines it"
-                self.rest(cell, "waits", f"Waits for {_code(names)}: {why}.")
+                own = next((_advice(cell, name) for name in names if name in cell.impl.defs), "")
+                self.rest(cell, "waits", own or f"Waits for {_code(names)}: {why}.")
             else:
                 self.run(key, cell, graph.owners)
         for widget in self.gone:  # only now, so that nothing flickers
-            widget.close()
+            for part in (widget.style, widget.layout, widget):
+                part.close()
         self.gone.clear()
 
     def forget(self, key: str, owners: dict[str, str]) -> None:
@@ -430,12 +433,15 @@ class Page:
             if owners.get(name, key) == key:
                 self.names.pop(name, None)
         self.gone += [self.controls.pop(e._id) for e in cell.elements if e._id in self.controls]
+        for element in cell.elements:
+            self.pending.pop(element._id, None)
 
     def run(self, key: str, cell: Cell, owners: dict[str, str]) -> None:
         """Run one cell and show what came of it."""
         foreign = {n: self.names[n] for n in cell.impl.defs if owners[n] != key and n in self.names}
         value, error, start, hand = None, None, time.perf_counter(), cell is self.by_hand
-        prints, shown = _Prints(self, cell), CapturingDisplayPublisher()
+        shown = _Displays()
+        shown.prints = prints = _Prints(self, cell)
         outside = self.running, self.shell.display_pub
         if cell.view and cell.seconds > 0.4:
             cell.view.busy = True
@@ -449,6 +455,8 @@ class Page:
             value, cell.state = stop.output, "stopped"
         except BaseException as problem:
             error, cell.state = problem, "failed"
+            if isinstance(problem, NameError):  # marimo's inner name of a private one
+                problem.args = (demangle_locals_in_text(str(problem)),)
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this line of ours
         self.running, self.shell.display_pub = outside
         self.names.update(foreign)
@@ -457,7 +465,7 @@ class Page:
         if error is not None and (hand or isinstance(error, KeyboardInterrupt)):
             self.error, cell.raised = error, hand
         cell.last = (prints.text, shown.outputs, value, None if hand else error)
-        self.show(cell)
+        self.show(cell, _advice(cell, demangle_locals_in_text(getattr(error, "name", None) or "")))
 
     def rest(self, cell: Cell, state: str, told: str = "") -> None:
         """A cell that does not run in this pass."""
@@ -468,6 +476,7 @@ class Page:
         """Put what a cell has to show on the page; only what has changed is sent."""
         prints, displays, value, error = cell.last
         shown = Shown(self)
+        prints = re.sub(r"\S*__marimo__cell_\w+\.py:(\d+)", r"line \1", prints)  # of a warning
         shown.out = prints and f'<pre class="twin-printed">{escape(prints)}</pre>'
         try:
             for output in displays:
@@ -476,10 +485,11 @@ class Page:
         except Exception as problem:  # a value that cannot be shown
             error = error or problem
         if error is not None:
+            said = str(traceback.TracebackException.from_exception(error))  # even where its __str__ fails
             lines = demangle_locals_in_text("".join(traceback.format_exception(error)))
             lines = re.sub(r'File "[^"]*__marimo__cell_[^"]*"', "in a cell", lines)
             shown.out += (
-                f'<div class="twin-error" role="alert"><b>{type(error).__name__}</b>: {escape(str(error))}'
+                f'<div class="twin-error" role="alert"><b>{type(error).__name__}</b>: {escape(said)}'
                 f"<details><summary>Traceback</summary><pre>{escape(lines)}</pre></details></div>"
             )
         if cell.taken:
@@ -528,8 +538,10 @@ class Page:
         try:
             while self.queue:
                 do, element, value = self.queue.popleft()
-                if not (self.queue and self.queue[0][0] == do and self.queue[0][1] is element):
+                if do == self.pressed or not (self.queue and self.queue[0][:2] == (do, element)):
                     do(element, *value)
+        except KeyboardInterrupt:  # between two cells; let go, it would end the kernel
+            self.queue.clear()
         finally:
             signal.signal(signal.SIGINT, handler)
 
@@ -602,11 +614,15 @@ class Page:
         except Exception:
             impl = None
         if impl is None or impl.is_coroutine():
-            print("This cell has a magic, an await or an error of syntax: it runs as it stands, and does not react.")
+            print("This cell has a magic, an await or an import of *: it runs as it stands, and does not react.")
+            if info.cell_id in self.cells:  # what it was before must not run any more
+                self.left |= self.graph().children[info.cell_id]
+                self.forget(info.cell_id, self.owners())
+                del self.cells[info.cell_id]
             return node
         key = info.cell_id or f"~{self.clock}"
         for other, cell in self.cells.items() if not info.cell_id else ():  # nbclient does not say which cell it runs
-            if other[0] == "~" and (cell.impl.code == impl.code or cell.impl.defs & impl.defs):
+            if other[0] == "~" and (cell.impl.code == impl.code or (cell.impl.defs and cell.impl.defs <= impl.defs)):
                 key = other
         self.next = (key, impl)
         if impl.body is not None:  # tracebacks call it by its number, as they call any cell
@@ -617,7 +633,9 @@ class Page:
     def after(self, result: Any) -> None:
         if self.error is not None and result.error_in_exec is None:
             result.error_in_exec = self.error
-        self.run_pass({k for k, cell in self.cells.items() if cell.state == "waits" and not self.missing(cell)})
+        fed = {k for k, cell in self.cells.items() if cell.state == "waits" and not self.missing(cell)}
+        left, self.left = self.left & set(self.cells), set()
+        self.run_pass(fed | left)
 
 
 def _loop() -> Any:
@@ -628,6 +646,15 @@ def _loop() -> Any:
         return None
 
 
+def _advice(cell: Cell, name: str) -> str:
+    """What to do about a name that a cell did not find, where the error alone does not tell."""
+    if name in cell.impl.defs:
+        return f"This cell reads {_code([name])} before it defines it: give what it makes another name."
+    if name.startswith("_") and not name.endswith("__"):
+        return f"{_code([name])} is seen by the cell that defines it only, as every name that begins with _ is."
+    return ""
+
+
 def _code(names: list[str]) -> str:
     return ", ".join(f"<code>{name}</code>" for name in names)
 
@@ -636,6 +663,23 @@ def _merged(old: Any, new: Any) -> Any:
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
     return old | {k: _merged(old.get(k), v) for k, v in new.items()}
+
+
+class _Displays(CapturingDisplayPublisher):
+    """What a running cell displays; a handle of `display` changes it in place, `clear_output` takes it away."""
+
+    prints: Any
+
+    def publish(self, data: Any, *given: Any, transient: Any = None, update: bool = False, **more: Any) -> None:
+        old = [output for output in self.outputs if update and output["transient"] == transient]
+        for output in old:
+            output["data"] = data
+        if not old:
+            super().publish(data, *given, transient=transient, update=update, **more)
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.outputs.clear()
+        self.prints.text = ""
 
 
 class _Prints(io.TextIOBase):

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
+from ipywidgets.widgets.widget import _instances
 from marimo._config.config import DEFAULT_CONFIG
 from marimo._messaging.types import KernelStreams, NoopStream
 from marimo._plugins.ui._core.ui_element import UIElement
@@ -314,6 +315,14 @@ def test_without_ids_a_cell_is_known_by_its_names(notebook):
     assert len(twin.page.cells) == 3
 
 
+def test_without_ids_a_cell_that_shares_a_name_does_not_take_another_away(notebook):
+    notebook("for i in range(3):\n    total = i")
+    reader = notebook("total")
+    notebook("for i in range(9):\n    pass")
+    notebook("for i in range(9):\n    other = i")
+    assert reader.state == "ran" and text(reader) == "2" and twin.page.names["total"] == 2
+
+
 def test_private_names_belong_to_their_cell(notebook):
     notebook("_x = 1\nf = lambda: _x")
     notebook("_x = 2\ng = lambda: _x")
@@ -348,6 +357,55 @@ def test_magics_awaits_and_syntax_errors_run_as_ordinary_cells(notebook, capsys)
     assert twin.page.names["z"] == 1
 
 
+def test_a_cell_that_became_a_magic_does_not_run_as_it_was(notebook):
+    notebook("s = mo.ui.slider(0, 9)")
+    notebook("x = s.value\ngone = 1", cell_id="A")
+    readers = notebook("x + 1"), notebook("gone")
+    notebook("%time x = 70", cell_id="A")
+    assert text(readers[0]) == "71" and text(readers[1]) == "Waits for gone: no cell run so far defines it."
+    twin.move("s", 3)
+    assert twin.page.names["x"] == 70
+    notebook("x = s.value\ngone = 2", cell_id="A")
+    assert [text(c) for c in readers] == ["4", "2"]
+
+
+def test_a_name_read_before_its_own_cell_defines_it_is_told(notebook):
+    notebook("x = 1")
+    for code in ("x = x + 1", "x += 1"):
+        cell = notebook(code, fails=True)
+        assert "This cell reads x before it defines it: give what it makes another name." in text(cell)
+
+
+def test_a_private_name_of_another_cell_is_told_and_called_as_it_was_written(notebook, capsys):
+    notebook("_x = 1")
+    cell = notebook("_x", fails=True)
+    assert text(cell).startswith("_x is seen by the cell that defines it only")
+    said = capsys.readouterr().out
+    assert "name '_x' is not defined" in said and "_cell_" not in said
+
+
+def test_an_error_that_cannot_say_what_it_is_stops_nothing(notebook):
+    notebook("class Odd(Exception):\n    def __str__(self): return 1 / 0\ns = mo.ui.slider(0, 9)")
+    cell, apart = notebook("if s.value: raise Odd"), notebook("s.value")
+    twin.move("s", 2)
+    assert "<b>Odd</b>" in cell.view.html and text(apart) == "2"
+
+
+def test_a_warning_names_a_line_and_no_file(notebook):
+    cell = notebook("import sys\nprint(f'{sys._getframe().f_code.co_filename}:2: UserWarning: careful')")
+    assert text(cell).startswith("line 2: UserWarning: careful")
+
+
+def test_displays_are_updated_and_cleared_in_place(notebook):
+    cell = notebook("handle = display('one', display_id=True)\ndisplay('two')\nhandle.update('three')")
+    assert cell.view.html == "<pre>&#x27;three&#x27;</pre><pre>&#x27;two&#x27;</pre>"
+    cell = notebook(
+        "from IPython.display import clear_output, display\n"
+        "for i in range(3):\n    clear_output(wait=True)\n    print(i)\n    display(i)"
+    )
+    assert text(cell) == "2\n2"
+
+
 def test_prints_and_displays_are_shown_in_the_view(notebook):
     notebook("s = mo.ui.slider(0, 9)")
     cell = notebook(
@@ -377,7 +435,20 @@ def test_a_control_made_anew_starts_anew_and_its_old_widget_is_closed(notebook):
     twin.move("c", 2)
     twin.move("n", 5)
     new = twin.page.control(twin.page.names["c"])
-    assert (value("c"), new.max, slots(cell)) == (1, 5, [new.model_id]) and old.comm is None
+    assert (value("c"), new.max, slots(cell)) == (1, 5, [new.model_id])
+    assert old.comm is old.layout.comm is old.style.comm is None
+
+
+def test_moves_leave_nothing_behind(notebook):
+    notebook("n = mo.ui.slider(0, 99)\nn")
+    notebook("f = mo.md('{x}').batch(x=mo.ui.slider(0, n.value + 1)).form()\nf")
+    notebook("t = mo.ui.tabs({'a': n, 'b': mo.ui.text(str(n.value))})\nt")
+    counts = []
+    for i in range(1, 6):
+        twin.move("f.x", 1)
+        twin.move("n", i)
+        counts.append((len(_instances), len(twin.page.controls), len(twin.page.pending)))
+    assert len(set(counts)) == 1
 
 
 def test_a_broken_on_change_breaks_nothing_else(notebook, capsys):
@@ -415,6 +486,24 @@ def test_an_interrupted_pass_stops_there(notebook):
     assert text(apart) == "Not run: interrupted."
     twin.move("s", 0)
     assert text(apart) == "1"
+
+
+def test_an_interrupt_between_two_cells_does_not_end_the_kernel_and_no_click_is_lost(notebook):
+    done = []
+
+    def note(*given):
+        done.append(given)
+        if given == ("interrupted",):
+            raise KeyboardInterrupt
+
+    notebook("b = mo.ui.button(value=0, on_click=lambda v: v + 1)")
+    element = twin.page.names["b"]
+    twin.page.queue.extend([(twin.page.pressed, element, ())] * 2 + [(note, 1, (5,)), (note, 1, (6,))])
+    twin.page.flush()
+    assert value("b") == 2 and done == [(1, 6)]
+    twin.page.queue.extend([(note, "interrupted", ()), (note, "after", ())])
+    twin.page.flush()
+    assert not twin.page.queue and done[-1] == ("interrupted",)
 
 
 def test_move_says_what_is_no_control(notebook):
