@@ -141,6 +141,16 @@ def _path(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def _source(code: str, node: ast.expr) -> str:
+    """The text of an expression as a statement: in parentheses where those of the call around it held it together."""
+    text = ast.get_source_segment(code, node) or ""
+    try:
+        alone = ast.dump(ast.parse(text)) == ast.dump(ast.Module([ast.Expr(node)], []))
+    except SyntaxError:
+        alone = False
+    return text if alone else f"(\n{text}\n)"
+
+
 def _called(tree: ast.Module) -> str:
     """What a cell of one call calls: "labs.outline"."""
     only = tree.body[0] if len(tree.body) == 1 else None
@@ -151,8 +161,12 @@ class _Lab:
     """The cells of one lab as marimo parses them: code, tree with the lines of the file, whether the code is hidden."""
 
     def __init__(self, path: Path) -> None:
-        self.name, self.source = path.name, path.read_text(encoding="utf-8")
-        parsed = get_notebook_status(str(path)).notebook
+        self.name = path.name
+        try:
+            self.source = path.read_text(encoding="utf-8")
+            parsed = get_notebook_status(str(path)).notebook
+        except (SyntaxError, UnicodeDecodeError):  # Latin-1, or a byte order mark
+            self.refuse(1, "what marimo cannot read", "UTF-8 without a byte order mark")
         if parsed is None or not parsed.valid:
             self.refuse(1, "what is no marimo notebook", "a file that marimo wrote")
         if not all_violations_soft(parsed.violations):
@@ -185,12 +199,15 @@ class _Lab:
 
     def without_show_code(self, code: str, tree: ast.Module, line: int) -> str:
         """A twin's code is there to be read, so `mo.show_code()` goes, and of `mo.show_code(x)` the x stays."""
-        lines, left = code.splitlines(), sum(_path(node) == "mo.show_code" for node in ast.walk(tree))
+        lines, left = code.split("\n"), sum(_path(node) == "mo.show_code" for node in ast.walk(tree))
         for node in reversed(tree.body):
             match node:
                 case ast.Expr(value=ast.Call(func=function, args=args)) if _path(function) == "mo.show_code":
-                    shown = ast.get_source_segment(code, args[0]) or "" if args else ""
-                    lines[node.lineno - 1 : node.end_lineno] = shown.splitlines()
+                    first, last = node.lineno - 1, cast(int, node.end_lineno)
+                    beside = lines[first].encode()[: node.col_offset] or lines[last - 1].encode()[node.end_col_offset :]
+                    if beside.strip() and not beside.strip().startswith(b"#"):
+                        continue
+                    lines[first:last] = [_source(code, args[0])] if args else []
                     left -= 1
         if left:
             self.refuse(line, "mo.show_code within an expression", "mo.show_code(...) as a line of its own")
@@ -209,11 +226,14 @@ class _Lab:
         page.jupyter, before = True, page.jupyter
         try:
             made = [eval(compile(ast.Expression(part), "", "eval"), {"labs": labs, "mo": mo}) for part in parts]
-        except ValueError as error:
-            raise ConversionError(f"{self.name}, line {call.lineno}: {error}") from error
+        except Exception as error:
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            raise ConversionError(f"{self.name}, line {call.lineno}: {kind}{error}") from error
         finally:
             page.jupyter = before
         text = "\n\n".join(one._repr_markdown_() for one in made)
+        if "<marimo-" in text:  # a control or a figure among the words
+            return None
         if found := re.search(r"^///.*|::\w+:.*", text, re.MULTILINE):
             self.refuse(call.lineno, f"`{found[0]}`, which only marimo reads", "plain markdown, or labs.box")
         return text
@@ -231,6 +251,11 @@ class _Lab:
                             self.refuse(line, text, "`import marimo as mo`")
                 case ast.ImportFrom(module=str(module)) if module.split(".")[0] == "marimo":
                     self.refuse(line, text, "`import marimo as mo`, and mo.name at its place")
+                case ast.Call(func=ast.Attribute(attr="form" | "callout" as method) as function, keywords=keywords):
+                    of = "mo.callout" if method == "callout" else "mo.ui.form"
+                    for word in keywords:
+                        if word.arg in LOST[of] and not _path(function).startswith("mo."):
+                            self.refuse(line, f"{word.arg}= of .{method}(...)", "the call without it")
                 case ast.Name(id="mo") if id(node) not in seen:
                     self.refuse(line, "`mo` by itself", "mo.name at its place, which can be looked up")
                 case ast.Attribute(value=value, attr=attr):

@@ -107,6 +107,18 @@ def test_show_code_goes_and_what_it_showed_stays(twin):
     assert sources(made) == ["x = 1", "mo.md(str(x))", "y = x"]
 
 
+def test_what_show_code_showed_stays_one_expression(twin):
+    made = twin(
+        "mo.show_code(\n    # why\n    1 +\n    2,\n)", "mo.show_code(\n    1\n    - 2\n)", "mo.show_code(\n[\n1])"
+    )
+    assert [eval(one) for one in sources(made)] == [3, -1, [1]]
+
+
+def test_a_line_that_only_python_does_not_break_stays_whole(twin):
+    code = "x = 'a\u2028b\x85c\x0cd'"
+    assert sources(twin(f"@app.cell\ndef _():\n    {code}\n    return\n")) == [code]
+
+
 def test_the_outline_is_left_to_jupyterlab(twin):
     assert twin('labs.outline("change_of_basis")') == []
 
@@ -178,7 +190,13 @@ def test_head_foot_and_map_are_plain_markdown(twin):
 
 
 @pytest.mark.parametrize(
-    "code", ["mo.md(str(labs.LABS))", 'labs.prose(f"{width} wide")', 'mo.vstack([labs.prose("a"), figure])']
+    "code",
+    [
+        "mo.md(f'{mo.ui.slider(0, 9)} a')",
+        "mo.md(str(labs.LABS))",
+        'labs.prose(f"{width} wide")',
+        'mo.vstack([labs.prose("a"), figure])',
+    ],
 )
 def test_prose_that_must_be_computed_stays_code(twin, code):
     assert sources(twin("width = 3\nfigure = mo.Html('')", code))[1] == code
@@ -267,6 +285,10 @@ def test_the_controls_that_labs_live_on_are_mapped():
         ("m = mo  # here", "`mo` by itself", "mo.name"),
         ("import asyncio\nawait asyncio.sleep(0)  # above", "await at the top of a cell", "thread"),
         ("twin = 1  # here", "the name `twin`", "another"),
+        ("x = 1; mo.show_code()", "mo.show_code within", "line of its own"),
+        ("mo.show_code(1); x = 1", "mo.show_code within", "line of its own"),
+        ("f = mo.ui.text().form(validate=bool)  # here", "validate= of .form(...)", "without"),
+        ("mo.md('a').callout(title='b')  # here", "title= of .callout(...)", "without"),
         ("x = (mo.show_code(), 1)", "mo.show_code within an expression", "line of its own"),
         ('mo.md("""\n/// note\nRead\n///\n""")', "`/// note`", "labs.box"),
         ('mo.md("::lucide:star::")', "`::lucide:star::`", "plain markdown"),
@@ -314,6 +336,21 @@ def test_what_is_no_lab_is_refused(tmp_path):
     path = tmp_path / "x.py"
     path.write_text("print(1)\n")
     with pytest.raises(jupyter.ConversionError, match="no marimo notebook"):
+        jupyter.convert(path)
+
+
+@pytest.mark.parametrize("bad", [b"\xef\xbb\xbf", b"# \xe9\n"])
+def test_a_file_that_is_not_plain_utf_8_is_refused(write, bad):
+    path = write("x = 1")
+    path.write_bytes(bad + path.read_bytes())
+    with pytest.raises(jupyter.ConversionError, match="line 1: .*UTF-8"):
+        jupyter.convert(path)
+
+
+def test_prose_that_fails_is_told_with_its_line(write):
+    path = write("mo.md(f'{1 / 0}')")
+    line = path.read_text().splitlines().index("    mo.md(f'{1 / 0}')") + 1
+    with pytest.raises(jupyter.ConversionError, match=rf"line {line}: ZeroDivisionError: division by zero"):
         jupyter.convert(path)
 
 
