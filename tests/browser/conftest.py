@@ -1,5 +1,6 @@
 """One real Chromium on one real gallery, as `qkvlab` serves it.
 
+Both last for a module: while playwright runs, nothing else in the process can have an event loop, and IPython wants one.
 `open_page(path)` gives a page; when the test ends, every error in its console and every request that left this machine
 fails it. Without a Chromium these tests are skipped, or fail where QKVLAB_REQUIRE_BROWSER is set.
 """
@@ -20,7 +21,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 PATIENCE = 60_000  # milliseconds; a busy machine with software rendering is slow, not wrong
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
     path = find_chromium()
     if path is None:
@@ -54,9 +55,9 @@ def serve(*args):
     return process, address
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gallery(browser):
-    """The address of a gallery that all tests of the session share."""
+    """The address of a gallery that all tests of a module share."""
     process, address = serve()
     yield address
     process.terminate()

@@ -2,7 +2,7 @@
 
 `open_twin(name)` gives a page of a twin; when the test ends, every error in its console and every request that left
 this machine fails it. Without a Chromium or JupyterLab these tests are skipped, or fail where QKVLAB_REQUIRE_BROWSER is
-set.
+set. Both last for a module: see tests/browser.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 PATIENCE = 120_000  # milliseconds; a busy machine with software rendering is slow, not wrong
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
     path = find_chromium()
     lacks = [
@@ -38,9 +38,9 @@ def browser():
         chromium.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def jupyterlab(browser, tmp_path_factory):
-    """The address of a JupyterLab that all tests of the session share; it serves a copy of the twins."""
+    """The address of a JupyterLab that all tests of the module share; it serves a copy of the twins."""
     folder = tmp_path_factory.mktemp("jupyterlab")
     shutil.copytree(lab.TWINS, folder / "twins")
     process, address = lab.serve(folder / "twins", folder / "home")
