@@ -26,11 +26,12 @@ READY = """async () => {
   await sessionContext.ready;
   await sessionContext.session.kernel.info;
 }"""
-DONE = """() => {
+COUNTS = "() => Math.max(0, ...jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model.executionCount ?? 0))"
+DONE = """(before) => {
   const {content, sessionContext} = jupyterapp.shell.currentWidget;
   const code = content.widgets.map((cell) => cell.model).filter((cell) => cell.type === 'code');
   return sessionContext.session.kernel.status === 'idle'
-    && code.every((cell) => cell.executionCount !== null && cell.executionState === 'idle');
+    && code.every((cell) => cell.executionCount > before && cell.executionState === 'idle');
 }"""
 
 
@@ -98,9 +99,10 @@ def open_notebook(page: Any, address: str, name: str) -> None:
 
 def run_all(page: Any) -> None:
     """*Run*, *Run All Cells*, and wait until all have run."""
+    before = page.evaluate(COUNTS)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-    page.wait_for_function(DONE)
+    page.wait_for_function(DONE, arg=before)
 
 
 def close(page: Any) -> None:

@@ -73,6 +73,10 @@ function morph(old, wanted) {
   while (at) { const next = at.nextSibling; at.remove(); at = next; }
 }
 
+const tell = (view, ...types) => { for (const type of types) view.luminoWidget?.processMessage({ type, isConflatable: false, conflate: () => false }); };
+// Told of its end as it was of its beginning: Lumino would look for it among what it attached itself.
+const drop = (view) => { if (view) { tell(view, "before-detach", "after-detach"); view.remove(); } };
+
 function show(model, el) {
   const root = document.createElement("div");
   root.className = "qkv-twin";
@@ -88,7 +92,7 @@ function show(model, el) {
       if (!alive || !place.isConnected && !root.contains(place)) return view.remove();
       views.set(place, view);
       place.replaceChildren(view.luminoWidget?.node ?? view.el);
-      for (const type of ["before-attach", "after-attach"]) view.luminoWidget?.processMessage({ type, isConflatable: false, conflate: () => false });
+      tell(view, "before-attach", "after-attach");
       const name = child.get("description");
       if (name) for (const part of place.querySelectorAll("input, select, textarea, .noUi-handle")) part.setAttribute("aria-label", name);
     } catch (problem) {
@@ -121,7 +125,7 @@ function show(model, el) {
     for (const tex of wanted.querySelectorAll(".tex")) tex.dataset.tex = tex.textContent;
     for (const link of wanted.querySelectorAll("a[href$='.ipynb']")) link.target = "_blank"; // this page stays as it is
     morph(root, wanted);
-    for (const [place, view] of views) if (!root.contains(place)) { views.delete(place); view?.remove(); }
+    for (const [place, view] of views) if (!root.contains(place)) { views.delete(place); drop(view); }
     for (const place of [...drawn.keys()]) if (!root.contains(place)) clear(place);
     for (const place of root.querySelectorAll("[data-slot]")) if (!views.has(place)) fill(place);
     for (const place of root.querySelectorAll("[data-figure]")) { size.observe(place); plot(place); }
@@ -137,7 +141,7 @@ function show(model, el) {
   return () => {
     alive = false;
     for (const [event, f] of Object.entries(changes)) model.off(event, f);
-    for (const view of views.values()) view?.remove();
+    for (const view of views.values()) drop(view);
     for (const place of [...drawn.keys()]) clear(place);
     size.disconnect();
   };

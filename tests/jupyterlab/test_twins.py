@@ -64,8 +64,9 @@ def test_run_all_and_move_a_slider(open_twin, name):
     assert page.evaluate(ERRORS) == []
 
 
-def test_exercise_edited_cell_and_reload(open_twin):
+def test_run_twice_then_exercise_edited_cell_and_reload(open_twin):
     page = open_twin("02_change_of_basis")
+    run(page)
     run(page)
     views = page.locator(".qkv-twin").count()
 
