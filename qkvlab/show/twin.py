@@ -157,6 +157,9 @@ def _words(html: str) -> str:
 TAG = re.compile(r"<(marimo-[\w-]+)([^>]*)>")  # marimo writes no > inside of an attribute
 
 
+SHOWABLE = (mo.Html, w.Widget, go.Figure)
+
+
 class Shown:
     """A value as HTML that a notebook can show: `out`, with an empty div for each widget and each of `figures`."""
 
@@ -166,8 +169,11 @@ class Shown:
 
     def add(self, value: Any) -> None:
         """The value of a cell, whatever it is."""
-        if isinstance(value, (mo.Html, w.Widget, go.Figure)):
+        inside = list(value.values()) if type(value) is dict else value if type(value) in (list, tuple) else []
+        if isinstance(value, SHOWABLE):
             self.out += self.html(mo.as_html(value).text)
+        elif any(isinstance(one, SHOWABLE) for one in inside):
+            self.out += self.html(mo.vstack(inside).text)
         elif value is not None:
             self.bundle(self.page.shell.display_formatter.format(value)[0])
 
@@ -221,7 +227,7 @@ class Shown:
             case "marimo-plotly":
                 return self.figure(given["figure"], given.get("config"))
             case "marimo-table":
-                return _table(json.loads(given["data"]) if isinstance(given["data"], str) else given["data"])
+                return self.table(json.loads(given["data"]) if isinstance(given["data"], str) else given["data"])
             case "marimo-callout-output":
                 return f'<div class="twin-callout twin-{given["kind"]}" role="note">{self.html(given["html"])}</div>'
             case "marimo-accordion":
@@ -231,6 +237,15 @@ class Shown:
             case "marimo-sidebar" | "marimo-outline":
                 return ""
         return self.html(inner) or f'<p class="twin-note">{escape(name)} cannot be shown here.</p>'
+
+    def table(self, rows: list[dict[str, Any]]) -> str:
+        def cell(value: Any) -> str:  # what is more than words has come as HTML
+            rich = isinstance(value, dict) and value.get("mimetype") in ("text/html", "text/markdown")
+            return self.html(value["data"]) if rich else escape(str(value))
+
+        head = "".join(f"<th>{escape(str(name))}</th>" for name in (rows[0] if rows else {}))
+        body = "".join("<tr>" + "".join(f"<td>{cell(v)}</td>" for v in row.values()) + "</tr>" for row in rows)
+        return f'<span class="prose"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></span>'
 
     def element(self, element: Any, inner: str) -> str:
         """An element of marimo's: its control with its label, or its content."""
@@ -267,12 +282,6 @@ def _divs(html: str) -> list[str]:
         if not depth:
             parts.append(html[start : tag.end()])
     return parts
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    head = "".join(f"<th>{escape(str(name))}</th>" for name in (rows[0] if rows else {}))
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(v))}</td>" for v in row.values()) + "</tr>" for row in rows)
-    return f'<span class="prose"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></span>'
 
 
 def _inside(element: Any) -> dict[str, Any]:
@@ -732,6 +741,7 @@ def start() -> None:
     formatting.formatter(w.Widget)(lambda v: ("text/html", f"<marimo-widget id='{v.model_id}'></marimo-widget>"))  # type: ignore
     formatting.formatter(go.Figure)(_figure_html)
     UIElement._initialize = _initialize  # type: ignore[assignment, method-assign]
+    plotly.io.renderers.default = "plotly_mimetype"  # of fig.show(); others bring plotly.js along
     display(Library.load())
 
 

@@ -18,6 +18,7 @@ import comm
 import IPython.display
 import ipywidgets as w
 import marimo as mo
+import plotly.io
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ from qkvlab.show.panel import TrainingPanel
 def shell(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        patch.setattr(plotly.io.renderers, "default", plotly.io.renderers.default)
         for owner, name in ((UIElement, "_initialize"), (address, "jupyter"), (twin, "page")):
             patch.setattr(owner, name, getattr(owner, name))
         # what marimo puts in place of Jupyter's in a process that has shown a page, as other tests have
@@ -205,6 +207,21 @@ def test_folds_callouts_tables_and_formulas(notebook):
     assert "<th>n</th><th>w</th>" in table and "<td>1</td><td>&lt;b&gt;</td>" in table
     assert r'<span class="tex">\[||y||\]</span>' in notebook("mo.md('$$||y||$$')").view.html
     assert "marimo-" not in folds.html + table + notebook("mo.sidebar([mo.md('x'), mo.outline()])").view.html
+
+
+def test_a_table_and_a_list_show_what_is_in_them(notebook):
+    notebook("s = mo.ui.slider(0, 3)")
+    table = notebook("mo.ui.table([{'f': mo.md('$x$'), 'c': s}], selection=None, pagination=False)")
+    assert r'<span class="tex">\(x\)</span>' in table.view.html and "mimetype" not in table.view.html
+    for code in ("[mo.md('$x$'), s]", "{'f': mo.md('$x$'), 'c': s}", "mo.md('$x$'), s"):
+        cell = notebook(code)
+        assert r'<span class="tex">\(x\)</span>' in cell.view.html and slots(cell) == slots(table)
+    assert notebook("[1, 'a'], ").view.html == "<pre>([1, &#x27;a&#x27;],)</pre>"
+
+
+def test_a_figure_that_shows_itself_brings_no_library_of_its_own(notebook):
+    cell = notebook("import plotly.graph_objects as go\ngo.Figure([go.Scatter(y=[1])]).show()")
+    assert cell.view.html == '<div data-figure="0"></div>' and cell.view.figures["0"]["figure"]["data"]
 
 
 def test_figures_of_all_kinds_get_a_place(notebook):
