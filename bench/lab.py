@@ -26,7 +26,9 @@ READY = """async () => {
   await sessionContext.ready;
   await sessionContext.session.kernel.info;
 }"""
-COUNTS = "() => Math.max(0, ...jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model.executionCount ?? 0))"
+COUNTS = (
+    "() => Math.max(0, ...jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model.executionCount ?? 0))"
+)
 DONE = """(before) => {
   const {content, sessionContext} = jupyterapp.shell.currentWidget;
   const code = content.widgets.map((cell) => cell.model).filter((cell) => cell.type === 'code');

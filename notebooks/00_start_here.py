@@ -190,8 +190,8 @@ def _():
     - **Words with dots** below them, like this [[softmax]], explain themselves when you point at them.
     - **Code.** Most cells show only what they make. Click the three dots of one to see its code. Change it and run it (Shift-Enter): the cells
       that depend on it run again. What a deleted cell has defined stays until the kernel restarts.
-    - **Settings** last as long as the kernel, and no address holds them, as it does in the browser pages that `qkvlab` opens. To start
-      from other settings, change the first value in the control's cell. To hide a control from a class, leave it out of `page.controls`.
+    - **Settings** last until you run all cells again; on the pages that `qkvlab` opens, the address holds them. To start from other
+      settings, change the first value in the control's cell. To hide a control from a class, leave it out of `page.controls`.
     """,
     )
     return

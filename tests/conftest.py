@@ -2,12 +2,14 @@
 
 import ipaddress
 import os
+import signal
 import socket
 
 import pytest
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"  # before torch is imported; two processes of one thread each share two cores
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script ignores Ctrl-C
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("QKVLAB_DATA", None)
 

@@ -211,7 +211,9 @@ def _combine(a: Any, op: ast.operator, b: Any) -> Any:
             return a / b
         case ast.Pow():
             if a.ndim or b.ndim:
-                raise AnswerError("** is for numbers. The inverse of a matrix is inv(...), its transpose is .T.")
+                raise AnswerError(
+                    "Powers (** or ^) are for numbers. The inverse of a matrix is inv(...), its transpose .T."
+                )
             return a**b
         case ast.Add() | ast.Sub():
             if a.shape != b.shape and a.ndim and b.ndim:

@@ -25,7 +25,10 @@ import qkvlab
 from qkvlab.course import labs
 from qkvlab.show import page, twin
 
-FIRST = "***Run › Run All Cells* brings this page to life.** (`qkvlab jupyter` made it from `notebooks/{}`.)"
+FIRST = (
+    "***Run › Run All Cells* brings this page to life; then scroll up again.** "
+    "(`qkvlab jupyter` made it from `notebooks/{}`.)"
+)
 START = "from qkvlab.show import twin\n\ntwin.start()"
 PROSE = {"mo.md", *(f"labs.{name}" for name in ("prose", "box", "header", "footer", "course_map"))}
 

@@ -535,7 +535,7 @@ class Live:
         changed = self.successor is not None and self.successor.arms != self.arms
         words = {
             "paused": f"{where} Step takes one step of each model.",
-            "saved": f"{where} This run was here before the page was reloaded. Resume goes on, Reset begins anew.",
+            "saved": f"{where} This run was here before the page was loaded anew. Resume goes on, Reset begins anew.",
             "stopped": f"{where} Resume goes on from here.",
             "done": f"All {self.steps} steps taken." + " Train again takes the settings of this page." * changed,
         }

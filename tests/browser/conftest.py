@@ -1,6 +1,6 @@
 """One real Chromium on one real gallery, as `qkvlab` serves it.
 
-Both last for a module: while playwright runs, nothing else in the process can have an event loop, and IPython wants one.
+Both last for a module: while playwright runs, nothing else in the process has an event loop, and IPython wants one.
 `open_page(path)` gives a page; when the test ends, every error in its console and every request that left this machine
 fails it. Without a Chromium these tests are skipped, or fail where QKVLAB_REQUIRE_BROWSER is set.
 """
