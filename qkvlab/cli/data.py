@@ -6,12 +6,15 @@ import sys
 import click
 
 
-@click.group("data")
-def command() -> None:
-    """Show the data on this machine, or fetch what does not come with qkvlab."""
+@click.group("data", invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Show the data on this machine, or fetch what does not come with qkvlab; with nothing more, list it."""
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(list_)
 
 
-@command.command("list")
+@command.command("list", short_help="Each file: where it is, its size, whether it is whole.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object for each file.")
 def list_(as_json: bool) -> None:
     """List each file: where it is, its size, and whether its sha256 is right.
@@ -35,7 +38,7 @@ def list_(as_json: bool) -> None:
         sys.exit(1)
 
 
-@command.command("get")
+@command.command("get", short_help="Fetch a file into your cache, checked by sha256.")
 @click.argument("name", type=click.Choice(["tinyshakespeare"]))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the name and the path.")
 def get(name: str, as_json: bool) -> None:

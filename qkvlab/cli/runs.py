@@ -20,9 +20,12 @@ out_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group("runs")
-def command() -> None:
-    """List, show, overlay and delete training runs."""
+@click.group("runs", invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """List, show, overlay and delete training runs; with nothing more, list them."""
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(list_command)
 
 
 @command.command("list")
@@ -86,7 +89,7 @@ def show(name: str, out: Path | None, as_json: bool) -> None:
         click.echo(f"  {run.folder}")
 
 
-@command.command("overlay")
+@command.command("overlay", short_help="Validation curves of several runs in one figure.")
 @click.argument("names", nargs=-1)
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page that needs no network.")
 @click.option("--open", "open_it", is_flag=True, help="Open that page in the browser.")

@@ -23,6 +23,10 @@ def test_list_shows_every_file():
     assert all(name in done.output for name in sources.FILES) and "qkvlab data get tinyshakespeare" in done.output
 
 
+def test_no_verb_lists():
+    assert run().output == run("list").output
+
+
 def test_list_as_json():
     rows = json.loads(run("list", "--json").output)
     assert {r["name"]: r["state"] for r in rows} == {
