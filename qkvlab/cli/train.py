@@ -127,6 +127,9 @@ def command(
                 for record in trainer:
                     bars.update(bar, completed=record.step, loss=f"loss {record.loss:.3f}")
                     bars.advance(whole)
+                    if record.val_loss is not None and not console.is_terminal:  # a log, which has no bars
+                        at = f"{arm}, seed {config.seed}: step {record.step} of {config.steps}"
+                        click.echo(f"{at}, validation {record.val_loss:.4f}", err=True)
                 run |= {"status": trainer.status, "message": trainer.message, "new_steps": trainer.step - before}
             except KeyboardInterrupt:  # while setting up, or between two steps
                 if trainer:

@@ -115,6 +115,12 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path, monkeypatch):
     assert [run["val_loss"] for run in again["runs"]] == [run["val_loss"] for run in whole["runs"]]
 
 
+def test_a_log_tells_of_each_evaluation(tmp_path):
+    told = train(tmp_path, "--variants", "qkv").stderr
+    points = [r for r in list_runs(tmp_path)[0].records if r.val_loss is not None]
+    assert told.count("qkv, seed 0: step") == len(points) > 0 and f"validation {points[-1].val_loss:.4f}" in told
+
+
 @pytest.mark.skipif(os.name != "posix", reason="sends a signal to one process: POSIX only")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_real_ctrl_c(tmp_path, sent):
