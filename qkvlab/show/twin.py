@@ -348,7 +348,7 @@ class Page:
     """The cells of a notebook, and the passes over them."""
 
     def __init__(self, shell: Any):
-        self.shell, self.names, self.publisher = shell, shell.user_ns, shell.display_pub
+        self.shell, self.names = shell, shell.user_ns
         self.cells: dict[str, Cell] = {}
         self.elements: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self.controls: dict[str, Any] = {}  # id of an element -> its ipywidget
@@ -451,10 +451,10 @@ class Page:
         value, error, start, hand = None, None, time.perf_counter(), cell is self.by_hand
         shown = _Displays()
         shown.prints = prints = _Prints(self, cell)
-        outside = self.running, self.shell.display_pub
+        outside = self.running, self.divert({"publish": shown.publish, "clear_output": shown.clear_output})
         if cell.view and cell.seconds > 0.4:
             cell.view.busy = True
-        cell.elements, cell.state, self.running, self.shell.display_pub = [], "ran", cell, shown
+        cell.elements, cell.state, self.running = [], "ran", cell
         try:
             with redirect_stdout(prints), redirect_stderr(prints):  # type: ignore[type-var]
                 if cell.impl.body is not None and cell.impl.last_expr is not None:
@@ -467,7 +467,11 @@ class Page:
             if isinstance(problem, NameError):  # marimo's inner name of a private one
                 problem.args = (demangle_locals_in_text(str(problem)),)
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this line of ours
-        self.running, self.shell.display_pub = outside
+        self.running = outside[0]
+        self.divert(outside[1])
+        for name in cell.impl.defs:  # of those that another cell owns, its value or none
+            if owners[name] != key:
+                self.names.pop(name, None)
         self.names.update(foreign)
         self.runs.append(key)
         cell.seconds = time.perf_counter() - start
@@ -475,6 +479,16 @@ class Page:
             self.error, cell.raised = error, hand
         cell.last = (prints.text, shown.outputs, value, None if hand else error)
         self.show(cell, _advice(cell, demangle_locals_in_text(getattr(error, "name", None) or "")))
+
+    def divert(self, to: dict[str, Any]) -> dict[str, Any]:
+        """What is displayed goes there, until the next call; gives back where it went.
+
+        The shell keeps its publisher: messages that come in another thread meanwhile are dealt with through it.
+        """
+        own = vars(self.shell.display_pub)
+        before = {name: own.pop(name) for name in ("publish", "clear_output") if name in own}
+        own.update(to)
+        return before
 
     def rest(self, cell: Cell, state: str, told: str = "") -> None:
         """A cell that does not run in this pass."""
@@ -514,9 +528,9 @@ class Page:
                 for name, content in new.items():
                     setattr(cell.view, name, content)
         if cell is self.by_hand:
-            self.by_hand, inside, self.shell.display_pub = None, self.shell.display_pub, self.publisher
+            self.by_hand, inside = None, self.divert({})
             display(cell.view)
-            self.shell.display_pub = inside
+            self.divert(inside)
 
     # ---- controls
 

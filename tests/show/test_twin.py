@@ -358,6 +358,14 @@ def test_a_name_that_two_cells_define_belongs_to_the_later(notebook):
     assert text(reader) == "3"
 
 
+def test_a_name_whose_cell_waits_is_not_given_by_a_cell_that_lost_it(notebook):
+    notebook("s = mo.ui.slider(0, 9)")
+    notebook("x = s.value", cell_id="A")
+    reader, owner = notebook("x", cell_id="B"), notebook("x = nothing", cell_id="C")
+    twin.move("s", 3)
+    assert owner.state == "waits" and "x" not in twin.page.names and reader.state == "waits"
+
+
 def test_a_circle_is_named_and_does_not_loop(notebook):
     cells = notebook("a = b + 1"), notebook("b = a + 1")
     below = notebook("b")
