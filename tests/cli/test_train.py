@@ -32,18 +32,12 @@ def test_arms_are_trained_over_seeds_and_compared(tmp_path):
     assert "identity-q:mlp=4.5" in done.output and "±" in done.output and "95 %" in done.output
     assert "accuracy" in done.output and "nats per digit" in done.output
     runs = list_runs(tmp_path)
-    assert [r.config.seed for r in runs] == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        2,
-    ]  # arms in turn, so that an interruption leaves them equal
+    # arms in turn, so that an interruption leaves them equal
+    assert [r.config.seed for r in runs] == [0, 0, 1, 1, 2, 2]
     assert {r.config.model.mlp for r in runs if r.config.model.variant == "identity-q"} == {4.5}
     again = train(tmp_path, "--variants", "qkv,identity-q:mlp=4.5", "--seeds", 3)
     assert again.exit_code == 0 and "6 of 6 runs were done before" in again.output
-    assert done.output.splitlines()[:4] == again.output.splitlines()[:4]
+    assert done.stdout.splitlines()[:4] == again.stdout.splitlines()[:4]
 
 
 def test_json_is_what_the_runs_are(tmp_path):
