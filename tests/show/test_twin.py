@@ -483,6 +483,15 @@ def test_a_broken_on_change_breaks_nothing_else(notebook, capsys):
     assert text(cell) == "2" and "ZeroDivisionError" in capsys.readouterr().out
 
 
+def test_a_running_cell_leaves_the_shell_its_publisher(shell, notebook):
+    """ipykernel sets the parent of a message on it, also for those that come in another thread meanwhile."""
+    cell = notebook(
+        "import IPython\nfrom IPython.display import display\ndisplay(1)\np = IPython.get_ipython().display_pub"
+    )
+    assert twin.page.names["p"] is shell.display_pub and text(cell) == "1"
+    assert not {"publish", "clear_output"} & set(vars(shell.display_pub))
+
+
 def test_what_comes_in_another_thread_waits_for_the_main_one(notebook):
     notebook("import threading\ns = mo.ui.slider(0, 9)\ngo = mo.ui.run_button()")
     notebook("where = threading.current_thread().name, s.value, go.value")
