@@ -21,6 +21,7 @@ parser.add_argument("--lab")
 parser.add_argument("--minutes", type=float, default=10)
 args = parser.parse_args()
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script ignores Ctrl-C
 begin = time.monotonic()
 process = subprocess.Popen(
     ["bash", "-c", args.command],
