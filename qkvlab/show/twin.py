@@ -36,6 +36,7 @@ from typing import Any
 import anywidget
 import ipywidgets as w
 import marimo as mo
+import marimo._runtime.output._output as marimo_output
 import plotly.graph_objects as go
 import plotly.io
 import plotly.offline
@@ -735,6 +736,13 @@ def _initialize(self: Any, args: Any) -> None:
         page.running.elements.append(self)
 
 
+def _append(value: Any) -> None:
+    """Of a `mo.status.spinner`: what it says stands in its cell until the cell has run."""
+    if page.running is not None:
+        page.running.last = ("", [], None, None)
+        page.show(page.running, f"{escape(getattr(value, 'title', None) or 'Running')} …")
+
+
 def _figure_html(figure: Any) -> Any:
     return "text/html", PlotlyFormatter.render_plotly_dict(json.loads(plotly.io.to_json(figure))).text
 
@@ -755,6 +763,7 @@ def start() -> None:
     formatting.formatter(w.Widget)(lambda v: ("text/html", f"<marimo-widget id='{v.model_id}'></marimo-widget>"))  # type: ignore
     formatting.formatter(go.Figure)(_figure_html)
     UIElement._initialize = _initialize  # type: ignore[assignment, method-assign]
+    marimo_output.append = _append  # type: ignore[assignment]
     plotly.io.renderers.default = "plotly_mimetype"  # of fig.show(); others bring plotly.js along
     display(Library.load())
 

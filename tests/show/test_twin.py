@@ -441,6 +441,15 @@ def test_prints_and_displays_are_shown_in_the_view(notebook):
     assert text(notebook("print('10 %\\r20 %')")) == "20 %"
 
 
+def test_a_spinner_says_what_runs_until_it_has_run(notebook):
+    notebook("go = mo.ui.run_button(label='go')")
+    cell = notebook("mo.stop(not go.value)\nwith mo.status.spinner('Timing steps'):\n    done = 7\nf'took {done}'")
+    heard = []
+    cell.view.observe(lambda change: heard.append(change.new), "html")
+    twin.move("go")
+    assert len(heard) == 2 and "Timing steps …" in heard[0] and "took 7" in heard[1] and "Timing" not in heard[1]
+
+
 def test_only_what_depends_on_a_control_runs_and_only_what_changed_is_sent(notebook):
     notebook("s = mo.ui.slider(0, 9)\nt = mo.ui.slider(0, 9)")
     parity, other = notebook("s.value % 2"), notebook("t.value")
