@@ -6,7 +6,7 @@ known from how a notebook was made, not from any graph.
 
 import asyncio
 import gzip
-import inspect
+import importlib.util
 import queue
 import re
 import threading
@@ -43,11 +43,16 @@ def shell(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         patch.setattr(plotly.io.renderers, "default", plotly.io.renderers.default)
-        for owner, name in ((UIElement, "_initialize"), (address, "jupyter"), (twin, "page")):
+        kept = (UIElement, "_initialize"), (address, "jupyter"), (twin, "page"), (twin.marimo_output, "append")
+        for owner, name in kept:
             patch.setattr(owner, name, getattr(owner, name))
         # what marimo puts in place of Jupyter's in a process that has shown a page, as other tests have
+        spec = importlib.util.find_spec("IPython.core.display_functions")
+        jupyters = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(jupyters)
         for module in (IPython.display, IPython.core.display_functions):
-            patch.setattr(module, "display", inspect.unwrap(module.display))
+            for name in ("display", "update_display"):
+                patch.setattr(module, name, getattr(jupyters, name))
         patch.setattr(comm, "create_comm", comm._create_comm)
         constructed = w.Widget._widget_construction_callback
         w.Widget.on_widget_constructed(None)
