@@ -69,3 +69,22 @@ def machine() -> str:
         cpu = platform.processor() or platform.machine()
     load = f", load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores" if hasattr(os, "getloadavg") else ""
     return f"{cpu}, {platform.system()}, Python {platform.python_version()}, one thread{load}"
+
+
+def move_slider(page: Any, frames: list[int], slider: Any, turn: int, moves: int, rest: float) -> tuple[float, float]:
+    """Median milliseconds until the page says `window.repaint`, and median bytes the server sent, of so many moves.
+
+    Right in one turn and left in the next, with `rest` milliseconds after each for what follows the figure.
+    """
+    page.bring_to_front()
+    slider.focus()
+    taken, sent = [], []
+    for move in range(moves):
+        before = sum(frames)
+        slider.press("ArrowLeft" if turn % 2 else "ArrowRight")
+        page.wait_for_function("window.repaint")
+        page.wait_for_timeout(rest)
+        if move:  # the first after another page was in front does not count
+            taken.append(page.evaluate("window.repaint"))
+            sent.append(sum(frames) - before)
+    return statistics.median(taken), statistics.median(sent)

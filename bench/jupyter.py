@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import lab as jupyterlab
-from bench.harness import interleave, machine, median_ratio, table
+from bench.harness import interleave, machine, median_ratio, move_slider, table
 from bench.page import MOVES, SLIDERS, size
 
 SIDES = ("FigureWidget", "Output")
@@ -188,19 +188,7 @@ class Bench:
 
     def repaint(self, name: str, turn: int) -> tuple[float, float]:
         """Median milliseconds from the key until the figure is drawn anew, and bytes the server sent for a move."""
-        page, frames, slider = self.steered[name]
-        page.bring_to_front()
-        slider.focus()
-        taken, sent = [], []
-        for move in range(MOVES):
-            before = sum(frames)
-            slider.press("ArrowLeft" if turn % 2 else "ArrowRight")
-            page.wait_for_function("window.repaint")
-            page.wait_for_timeout(1000)  # what follows the figure in the twin
-            if move:  # the first after another page was in front does not count
-                taken.append(page.evaluate("window.repaint"))
-                sent.append(sum(frames) - before)
-        return statistics.median(taken), statistics.median(sent)
+        return move_slider(*self.steered[name], turn, MOVES, 1000)
 
 
 def bare(name: str, side: str) -> str:

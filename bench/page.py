@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.harness import ROOT, interleave, machine, median_ratio, table
+from bench.harness import ROOT, interleave, machine, median_ratio, move_slider, table
 
 MOVES = 5  # of a slider, right in one round and left in the next
 SLIDERS = {  # lab -> label of a slider, words in the layout of a figure that follows it
@@ -240,19 +240,7 @@ class Bench:
 
     def repaint(self, name: str, turn: int) -> tuple[float, float]:
         """Median milliseconds from key to other marks in the figure, and bytes the server sent for a move."""
-        page, frames, slider = self.steered[name]
-        page.bring_to_front()
-        slider.focus()
-        taken, sent = [], []
-        for move in range(MOVES):
-            before = sum(frames)
-            slider.press("ArrowLeft" if turn % 2 else "ArrowRight")
-            page.wait_for_function("window.repaint")
-            page.wait_for_timeout(1500)  # what follows the figure in the lab
-            if move:  # the first after another page was in front does not count
-                taken.append(page.evaluate("window.repaint"))
-                sent.append(sum(frames) - before)
-        return statistics.median(taken), statistics.median(sent)
+        return move_slider(*self.steered[name], turn, MOVES, 1500)
 
     def training(self, seconds: float) -> dict[str, float]:
         """Steps per second with the page open and then closed, the listeners' share, and bytes an update."""
